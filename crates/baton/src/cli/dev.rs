@@ -1,0 +1,140 @@
+//! `dev`: everything in one process on the embedded engine, with three development relayers that touch no chain.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use pipeline::sqlite::Database;
+use tokio_util::sync::CancellationToken;
+
+use super::service::{open_database, run_parts};
+use crate::config::{Config, Service};
+use crate::dev::{DevRelayer, DevRelayerOptions};
+use crate::http::server;
+use crate::relay::lane::Lane;
+use crate::telemetry;
+
+/// The arguments of `dev`.
+#[derive(Args)]
+pub struct DevArgs {
+    /// Port of the API
+    #[arg(long, default_value_t = 3000)]
+    port: u16,
+    /// Where to keep the data
+    #[arg(long, value_name = "DIR", default_value = "./.baton")]
+    data_dir: PathBuf,
+    /// First port of the development relayers (they take three); 0: any free ones
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    relayer_port: u16,
+}
+
+/// Keys for one machine and no money. A service other than `dev` has no default key at all.
+const API_KEY: &str = "dev-key";
+const RELAYER_KEY: &str = "development-relayers-need-no-secret";
+const WEBHOOK_KEY: &str = "development-webhooks-need-no-secret";
+const RELAYERS: u16 = 3;
+
+/// Runs it.
+pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
+    let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), args.port);
+    let listener = server::bind(listen).await?;
+    let address = listener.local_addr()?;
+    let metrics = telemetry::start_metrics()?;
+    let shutdown = super::shutdown_on_signal()?;
+
+    // The relayers come up first, since their ports go into the configuration; they stop last, so that the consumer
+    // can finish what it has begun.
+    let relayers_stop = CancellationToken::new();
+    let mut config = config(&args, "http://127.0.0.1:1")?;
+    telemetry::start_logs(&config.log)?;
+    let journal = Database::open(&args.data_dir.join("dev-relayers.db"))?;
+    let relayers = start_relayers(&args, address, &journal, &relayers_stop).await?;
+    let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
+    config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
+
+    let database = open_database(&config)?;
+    let lane = Lane::open(&config, &database).await?;
+    greet(&args, address, &relayers);
+    let code = run_parts(&config, Service::Serve, &lane, listener, metrics, shutdown).await;
+    relayers_stop.cancel();
+    for relayer in relayers {
+        relayer.stopped().await;
+    }
+    println!("Stopped. Everything is kept in {}.", args.data_dir.display());
+    code
+}
+
+/// The environment rules here too, with defaults that suit one machine.
+fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
+    let fixed = [
+        ("BATON_DATA_DIR", args.data_dir.display().to_string()),
+        ("PORT", args.port.to_string()),
+        ("HOST", "127.0.0.1".to_owned()),
+        ("OZ_RELAYER_URLS", relayer_urls.to_owned()),
+        ("OZ_RELAYER_API_KEY", RELAYER_KEY.to_owned()),
+        ("WEBHOOK_SIGNING_KEY", WEBHOOK_KEY.to_owned()),
+    ];
+    let defaults = [
+        ("RELAY_API_KEY", API_KEY),
+        ("LOG_FORMAT", "text"),
+        ("LOG_LEVEL", "warn,baton=info"),
+        ("RELAYER_HEALTH_INTERVAL_MS", "1000"),
+        ("RELAYER_RATE_PER_SECOND", "0"),
+        ("RELAYER_MAX_IN_FLIGHT", "100000"),
+    ];
+    let config = Config::from_vars(Service::Serve, |name| {
+        let set = fixed.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+        set.or_else(|| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
+            .or_else(|| defaults.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    })?;
+    Ok(config)
+}
+
+async fn start_relayers(
+    args: &DevArgs,
+    api: SocketAddr,
+    journal: &Database,
+    stop: &CancellationToken,
+) -> anyhow::Result<Vec<DevRelayer>> {
+    let mut relayers = Vec::new();
+    for index in 1..=RELAYERS {
+        let port = if args.relayer_port == 0 { 0 } else { args.relayer_port + index - 1 };
+        let options = DevRelayerOptions {
+            index: usize::from(index),
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
+            api_key: RELAYER_KEY.to_owned(),
+            webhook_url: format!("http://{api}/api/v1/webhooks/oz-relayer"),
+            webhook_key: WEBHOOK_KEY.to_owned(),
+            database: journal.clone(),
+            seed: 0,
+            step: Duration::from_millis(300),
+        };
+        relayers.push(DevRelayer::start(options, stop.clone()).await?);
+    }
+    Ok(relayers)
+}
+
+fn greet(args: &DevArgs, api: SocketAddr, relayers: &[DevRelayer]) {
+    println!("Baton (development) listens on http://{api}; data in {}", args.data_dir.display());
+    for (index, relayer) in relayers.iter().enumerate() {
+        println!("  development relayer {} on {} (touches no chain)", index + 1, relayer.url());
+    }
+    println!();
+    println!("Send a transaction:");
+    println!();
+    println!("  curl -s http://{api}/api/v1/relay/direct \\");
+    println!("    -H 'X-API-Key: {API_KEY}' -H 'Content-Type: application/json' \\");
+    println!(
+        "    -d '{{\"to\":\"0x5FbDB2315678afecb367f032d93F642f64180aa3\",\"value\":\"1000000000000000001\",\"speed\":\"fast\"}}'"
+    );
+    println!();
+    println!("Follow it with the transactionId of the answer:");
+    println!();
+    println!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H 'X-API-Key: {API_KEY}'");
+    println!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H 'X-API-Key: {API_KEY}'");
+    println!();
+    println!("All of them: http://{api}/api/v1/relay/transactions    Health: http://{api}/health    Ctrl-C stops.");
+    println!();
+}

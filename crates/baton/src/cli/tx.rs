@@ -1,0 +1,176 @@
+//! `tx show|watch|resolve|list`: transactions, for operators. These work on the data directory itself, so they need
+//! no running API.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use uuid::Uuid;
+
+use super::service::open_database;
+use crate::config::Config;
+use crate::relay::api;
+use crate::relay::book::{Book, Updated};
+use crate::relay::lane::Lane;
+use crate::relay::store::Filter;
+use crate::relay::transaction::{Transaction, TransactionId};
+use crate::timestamp::Timestamp;
+
+/// What to do with transactions.
+#[derive(Subcommand)]
+pub enum TxCommand {
+    /// Show one, with its timeline
+    Show {
+        /// The transaction's id
+        id: Uuid,
+        /// Print the status JSON instead
+        #[arg(long)]
+        json: bool,
+    },
+    /// Watch one until it is final
+    Watch {
+        /// The transaction's id
+        id: Uuid,
+        /// Give up after so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        timeout: u64,
+    },
+    /// List those whose outcome is unknown
+    Unknown,
+    /// Settle one whose outcome is unknown, after looking at its relayer yourself
+    #[command(group = clap::ArgGroup::new("how").required(true))]
+    Resolve {
+        /// The transaction's id
+        id: Uuid,
+        /// It did not happen: send it again. If it did happen, this pays twice
+        #[arg(long, group = "how")]
+        resend: bool,
+        /// Give it up: mark it failed
+        #[arg(long, group = "how")]
+        fail: bool,
+    },
+}
+
+/// Runs one of them.
+pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode> {
+    let database = open_database(config)?;
+    let book = Lane::open(config, &database).await?.book;
+    match command {
+        TxCommand::Show { id, json } => {
+            let row = find(&book, id).await?;
+            if json {
+                println!("{:#}", api::show(&row));
+            } else {
+                show(&book, &row).await?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        TxCommand::Watch { id, timeout } => watch(&book, id, Duration::from_secs(timeout)).await,
+        TxCommand::Unknown => {
+            let filter = Filter { in_doubt: true, ..Filter::default() };
+            let mut before = None;
+            let mut count = 0;
+            loop {
+                let rows = book.store.list(&filter, before, 200).await?;
+                for row in &rows {
+                    println!("{}  {}  {}", row.id, row.status, in_doubt_because(row));
+                }
+                count += rows.len();
+                match rows.last() {
+                    Some(last) => before = Some(last.id),
+                    None => break,
+                }
+            }
+            println!("{count} with unknown outcome");
+            Ok(ExitCode::SUCCESS)
+        }
+        TxCommand::Resolve { id, resend, .. } => resolve(&book, id, resend).await,
+    }
+}
+
+async fn find(book: &Book, id: Uuid) -> anyhow::Result<Transaction> {
+    let row = book.store.get(TransactionId(id)).await?;
+    row.ok_or_else(|| anyhow::anyhow!("there is no transaction {id} in this data directory (BATON_DATA_DIR)"))
+}
+
+async fn show(book: &Book, row: &Transaction) -> anyhow::Result<()> {
+    println!("transaction  {}", row.id);
+    println!("status       {}{}", row.status, if row.is_in_doubt() { " (outcome unknown)" } else { "" });
+    println!("to           {}", row.call.to.to_checksum(None));
+    println!("value        {} wei", row.call.value);
+    println!("key          {}", row.api_key);
+    if let Some(hash) = &row.hash {
+        println!("hash         {hash}");
+    }
+    if let Some(binding) = &row.binding {
+        println!("relayer      {} as {}", binding.relayer, binding.tx_id);
+    }
+    if let Some(claim) = &row.claim {
+        println!("claim        {} since {} by {}", claim.relayer, claim.at, claim.consumer);
+    }
+    if let Some(error) = &row.error_message {
+        println!("error        {error}");
+    }
+    println!("timeline");
+    println!("  {}  accepted  stored and queued", row.created_at);
+    for entry in book.store.timeline(row.id).await? {
+        println!("  {}  {}  {}", entry.at, entry.action, entry.detail);
+    }
+    Ok(())
+}
+
+fn in_doubt_because(row: &Transaction) -> String {
+    if let Some(claim) = &row.claim {
+        let reason = claim.doubt.as_ref().map_or("", |doubt| doubt.reason.as_str());
+        return format!("at {} since {}: {reason}", claim.relayer, claim.at);
+    }
+    match &row.binding {
+        Some(binding) => format!("{} no longer knows {}", binding.relayer, binding.tx_id),
+        None => String::new(),
+    }
+}
+
+/// Prints each new step as it comes; the exit code says how it ended.
+async fn watch(book: &Book, id: Uuid, timeout: Duration) -> anyhow::Result<ExitCode> {
+    let deadline = tokio::time::Instant::now() + timeout;
+    let mut seen = 0;
+    let first = find(book, id).await?;
+    println!("{}  accepted", first.created_at);
+    loop {
+        let row = find(book, id).await?;
+        for entry in book.store.timeline(row.id).await? {
+            if entry.seq > seen {
+                println!("{}  {}  {}", entry.at, entry.action, entry.detail);
+                seen = entry.seq;
+            }
+        }
+        if row.status.is_final() {
+            let hash = row.hash.as_deref().unwrap_or("no hash");
+            println!("final: {} ({hash})", row.status);
+            let failed = row.status == crate::relay::transaction::Status::Failed;
+            return Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS });
+        }
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "still {} after {timeout:?}", row.status);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn resolve(book: &Book, id: Uuid, resend: bool) -> anyhow::Result<ExitCode> {
+    let now = Timestamp::now();
+    let decide = |row: &Transaction| {
+        if resend { row.resolve_resend(now, &book.clocks) } else { row.resolve_fail(now) }
+    };
+    match book.update(TransactionId(id), decide).await? {
+        Updated::Missing => anyhow::bail!("there is no transaction {id} in this data directory (BATON_DATA_DIR)"),
+        Updated::Refused(refused, row) => anyhow::bail!("{id} is {} and cannot be resolved: {refused}", row.status),
+        Updated::Moved(row) => {
+            if resend {
+                book.publish_again(&row, Duration::ZERO).await;
+                println!("{id} is queued again");
+            } else {
+                println!("{id} is failed");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

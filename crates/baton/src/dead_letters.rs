@@ -1,0 +1,120 @@
+//! Dead letters for operators: read them, start them over, drop them. Starting over reopens the row first and moves
+//! the message after: interrupted in between, the reconciler moves it, and repeating the command does too.
+
+use std::time::Duration;
+
+use pipeline::{DeadLetter, MessageId, QueueError};
+
+use crate::relay::book::{Book, Updated};
+use crate::relay::message::Envelope;
+use crate::relay::store::StoreError;
+use crate::relay::transaction::{Refused, Status, TransactionId};
+use crate::timestamp::Timestamp;
+
+/// Which dead letters.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// Only these: message ids or transaction ids.
+    pub ids: Vec<String>,
+    /// Only those whose reason contains this, in any case.
+    pub reason: Option<String>,
+    /// At most so many.
+    pub max: Option<usize>,
+}
+
+/// What became of one dead letter.
+#[derive(Debug)]
+pub enum Replayed {
+    /// It is in the queue again.
+    Yes,
+    /// It is not, because.
+    No(String),
+}
+
+/// What can go wrong with all of it.
+#[derive(Debug, thiserror::Error)]
+pub enum DeadLetterError {
+    /// The queue.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The transaction a dead letter is about; none if its body cannot be read.
+pub fn transaction_id(letter: &DeadLetter) -> Option<TransactionId> {
+    Envelope::parse(&letter.body).ok().map(|envelope| envelope.transaction_id())
+}
+
+impl Selection {
+    fn takes(&self, letter: &DeadLetter) -> bool {
+        let about = transaction_id(letter).map(|id| id.to_string());
+        let by_id = self.ids.is_empty()
+            || self.ids.iter().any(|id| *id == letter.id.0 || Some(id.as_str()) == about.as_deref());
+        let by_reason = self
+            .reason
+            .as_ref()
+            .is_none_or(|wanted| letter.reason.to_lowercase().contains(&wanted.to_lowercase()));
+        by_id && by_reason
+    }
+}
+
+/// The selected dead letters, oldest first.
+pub async fn select(book: &Book, selection: &Selection) -> Result<Vec<DeadLetter>, DeadLetterError> {
+    const PAGE: usize = 500;
+    let mut selected = Vec::new();
+    let mut after: Option<MessageId> = None;
+    loop {
+        let page = book.queue.dead_letters(after.as_ref(), PAGE).await?;
+        let last = page.last().map(|letter| letter.id.clone());
+        let full = page.len() == PAGE;
+        for letter in page {
+            if selection.max.is_some_and(|max| selected.len() >= max) {
+                return Ok(selected);
+            }
+            if selection.takes(&letter) {
+                selected.push(letter);
+            }
+        }
+        if !full {
+            return Ok(selected);
+        }
+        after = last;
+    }
+}
+
+/// Starts one dead letter over.
+pub async fn replay(book: &Book, letter: &DeadLetter) -> Result<Replayed, DeadLetterError> {
+    let Some(id) = transaction_id(letter) else {
+        return Ok(Replayed::No("its body is not a message about a transaction".to_owned()));
+    };
+    let now = Timestamp::now();
+    match book.update(id, |row| row.replay(now, &book.clocks)).await? {
+        Updated::Missing => return Ok(Replayed::No("there is no such transaction".to_owned())),
+        Updated::Moved(_) => {}
+        // An earlier replay was interrupted before it moved the message.
+        Updated::Refused(_, row) if row.status == Status::Pending => {}
+        Updated::Refused(Refused::NotPossible(why), _) => return Ok(Replayed::No(why.to_owned())),
+        Updated::Refused(refused, _) => return Ok(Replayed::No(refused.to_string())),
+    }
+    for moved in book.queue.replay(std::slice::from_ref(&letter.id), Duration::ZERO).await {
+        match moved {
+            // Somebody else moved it in the meantime, which is just as well.
+            Ok(()) | Err(QueueError::NotFound) => {}
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+    Ok(Replayed::Yes)
+}
+
+/// Drops one dead letter for good; its transaction stays failed.
+pub async fn drop_one(book: &Book, letter: &DeadLetter) -> Result<(), DeadLetterError> {
+    for dropped in book.queue.discard(std::slice::from_ref(&letter.id)).await {
+        match dropped {
+            Ok(()) | Err(QueueError::NotFound) => {}
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! What a development relayer remembers over a restart: each record, and whether its end has been told.
+//!
+//! A record is on disk before its POST is answered. The database commits in groups, so many POSTs share one commit.
+
+use pipeline::sqlite::{Database, DatabaseError};
+use rusqlite::{Connection, params};
+
+use super::record::Record;
+
+/// Rows of one relayer lie together: its index above, the nonce in the lower bits.
+const NONCE_BITS: u32 = 44;
+
+const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS dev_relayer_records (
+    key INTEGER PRIMARY KEY,
+    told INTEGER NOT NULL,
+    record TEXT NOT NULL
+) STRICT";
+
+#[derive(Clone)]
+pub(super) struct Journal {
+    database: Database,
+    /// The key of nonce 0.
+    base: i64,
+}
+
+/// What was there at the start.
+#[derive(Default)]
+pub(super) struct Remembered {
+    /// Oldest first, with whether its end has been told.
+    pub(super) records: Vec<(Record, bool)>,
+    pub(super) next_nonce: u64,
+}
+
+impl Journal {
+    pub(super) async fn open(database: Database, index: usize) -> Result<Self, DatabaseError> {
+        database.write(|connection| connection.execute_batch(SCHEMA)).await?;
+        let index = i64::try_from(index).unwrap_or(i64::MAX >> NONCE_BITS).min(i64::MAX >> NONCE_BITS);
+        Ok(Self { database, base: index << NONCE_BITS })
+    }
+
+    /// Everything untold, and the newest `told_max` of the others.
+    pub(super) async fn load(&self, told_max: usize) -> Result<Remembered, DatabaseError> {
+        let base = self.base;
+        self.database.read(move |connection| load(connection, base, told_max)).await
+    }
+
+    /// Returns when the record is on disk.
+    pub(super) async fn store(&self, record: &Record) -> Result<(), DatabaseError> {
+        let key = self.key(record.nonce);
+        let text = serde_json::to_string(record).unwrap_or_default();
+        self.database
+            .write(move |connection| {
+                connection
+                    .prepare_cached("INSERT INTO dev_relayer_records (key, told, record) VALUES (?1, 0, ?2)")?
+                    .execute(params![key, text])
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Marks the ends of these as told, and forgets told ones below `oldest_kept`.
+    pub(super) async fn mark_told(&self, nonces: Vec<u64>, oldest_kept: u64) -> Result<(), DatabaseError> {
+        let keys: Vec<i64> = nonces.into_iter().map(|nonce| self.key(nonce)).collect();
+        let (base, oldest) = (self.base, self.key(oldest_kept));
+        self.database
+            .write(move |connection| {
+                let mut told = connection.prepare_cached("UPDATE dev_relayer_records SET told = 1 WHERE key = ?1")?;
+                for key in keys {
+                    told.execute([key])?;
+                }
+                connection
+                    .prepare_cached("DELETE FROM dev_relayer_records WHERE key >= ?1 AND key < ?2 AND told = 1")?
+                    .execute([base, oldest])
+            })
+            .await?;
+        Ok(())
+    }
+
+    fn key(&self, nonce: u64) -> i64 {
+        self.base | i64::try_from(nonce).unwrap_or_default()
+    }
+}
+
+fn load(connection: &Connection, base: i64, told_max: usize) -> Result<Remembered, rusqlite::Error> {
+    let mut statement = connection
+        .prepare("SELECT key, told, record FROM dev_relayer_records WHERE key >= ?1 AND key < ?2 ORDER BY key DESC")?;
+    let mut rows = statement.query([base, base + (1 << NONCE_BITS)])?;
+    let mut found = Remembered::default();
+    let mut told_seen = 0;
+    while let Some(row) = rows.next()? {
+        let nonce = u64::try_from(row.get::<_, i64>(0)? - base).unwrap_or_default();
+        found.next_nonce = found.next_nonce.max(nonce + 1);
+        let told: bool = row.get(1)?;
+        told_seen += usize::from(told);
+        if told && told_seen > told_max {
+            continue;
+        }
+        match serde_json::from_str::<Record>(row.get_ref(2)?.as_str()?) {
+            Ok(mut record) => {
+                record.nonce = nonce;
+                found.records.push((record, told));
+            }
+            // Written by another version. It is nobody's money: say so and go on without it.
+            Err(error) => {
+                tracing::warn!(nonce, %error, "a development relayer's record could not be read and is left out")
+            }
+        }
+    }
+    found.records.reverse();
+    Ok(found)
+}

@@ -1,0 +1,171 @@
+//! The only place where an error becomes a response: RFC 9457 `application/problem+json`, with a stable `type` and
+//! `code`, plus `statusCode` and `message`, which clients of the existing service read.
+
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+use tracing::error;
+
+use crate::relay::call::FieldProblem;
+
+/// An error on its way to the client.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    /// The HTTP status.
+    pub status: u16,
+    /// Stable, for programs.
+    pub code: &'static str,
+    /// The same for every occurrence.
+    pub title: &'static str,
+    /// This occurrence, for people. Nothing from inside in a 5xx.
+    pub detail: String,
+    /// Each field that is wrong.
+    pub errors: Vec<FieldProblem>,
+    /// More members, such as the id of a transaction.
+    pub more: Vec<(&'static str, Value)>,
+    /// More headers.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Problem {
+    fn new(status: StatusCode, code: &'static str, title: &'static str, detail: impl Into<String>) -> Self {
+        Self {
+            status: status.as_u16(),
+            code,
+            title,
+            detail: detail.into(),
+            errors: Vec::new(),
+            more: Vec::new(),
+            headers: Vec::new(),
+        }
+    }
+
+    /// 400: the request cannot be read.
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad-request", "The request cannot be read", detail)
+    }
+
+    /// 400: these fields are wrong.
+    pub fn invalid(errors: Vec<FieldProblem>) -> Self {
+        let detail = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let mut problem =
+            Self::new(StatusCode::BAD_REQUEST, "invalid-request", "The request has invalid fields", detail);
+        problem.errors = errors;
+        problem
+    }
+
+    /// 401.
+    pub fn unauthorized(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "Not authorized", detail)
+    }
+
+    /// 404.
+    pub fn not_found(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not-found", "Not found", detail)
+    }
+
+    /// 405.
+    pub fn method_not_allowed() -> Self {
+        let detail = "this path does not take this method";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
+    }
+
+    /// 408: the body did not come in time.
+    pub fn too_slow() -> Self {
+        let detail = "the request body did not arrive in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request-timeout", "Request timeout", detail)
+    }
+
+    /// 413.
+    pub fn too_large(max: usize) -> Self {
+        let detail = format!("the body has more than {max} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large", detail)
+    }
+
+    /// 415.
+    pub fn wrong_content_type() -> Self {
+        let detail = "send the body as Content-Type: application/json";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "Unsupported media type", detail)
+    }
+
+    /// 500: a mistake of ours.
+    pub fn internal() -> Self {
+        let detail = "something went wrong here; the log has it under the request id";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
+    }
+
+    /// 503: it was refused and will never happen. The cause goes to the log only.
+    pub fn unavailable(detail: impl Into<String>, cause: &(dyn std::error::Error + 'static)) -> Self {
+        error!(action = "unavailable", "{}", chain(cause));
+        let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Service unavailable", detail);
+        problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
+        problem
+    }
+
+    /// 504: nobody knows yet; the status of this transaction will tell.
+    pub fn outcome_unknown(transaction_id: &str) -> Self {
+        let detail = "it is not known whether the transaction was accepted; ask for its status before sending it again";
+        let mut problem = Self::new(StatusCode::GATEWAY_TIMEOUT, "outcome-unknown", "Outcome unknown", detail);
+        problem.more.push(("transactionId", json!(transaction_id)));
+        problem
+    }
+
+    /// The body, for the request of that id.
+    pub fn to_json(&self, request_id: Option<&str>) -> Value {
+        let mut body = json!({
+            "type": format!("urn:baton:problem:{}", self.code),
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+            "statusCode": self.status,
+            "message": self.detail,
+        });
+        if let Some(fields) = body.as_object_mut() {
+            if let Some(id) = request_id {
+                fields.insert("request_id".to_owned(), json!(id));
+            }
+            if !self.errors.is_empty() {
+                let errors = self.errors.iter().map(|found| json!({ "field": found.field, "message": found.message }));
+                fields.insert("errors".to_owned(), errors.collect());
+            }
+            for (name, value) in &self.more {
+                fields.insert((*name).to_owned(), value.clone());
+            }
+        }
+        body
+    }
+
+    /// The response, for the request of that id.
+    pub fn respond(&self, request_id: Option<&str>) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.to_json(request_id).to_string()));
+        *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        for (name, value) in &self.headers {
+            headers.insert(name.clone(), value.clone());
+        }
+        response
+    }
+}
+
+impl IntoResponse for Problem {
+    /// The server's outer layer renders it again with the request id: the handler does not know it.
+    fn into_response(self) -> axum::response::Response {
+        let mut response = self.respond(None);
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// An error with all its causes, for the log.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}

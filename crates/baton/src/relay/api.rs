@@ -1,0 +1,205 @@
+//! The HTTP calls of the relay lane: accept, status, list, timeline.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json, Router, routing};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::book::Book;
+use super::call::{DirectRequest, FieldProblem};
+use super::intake::{Intake, IntakeError};
+use super::status::StatusLookup;
+use super::store::{Filter, StoreError};
+use super::transaction::{Kind, RelayerUrl, Status, Transaction, TransactionId};
+use crate::http::auth::Caller;
+use crate::http::body::JsonBody;
+use crate::http::problem::Problem;
+use crate::timestamp::Timestamp;
+
+/// What the routes need.
+#[derive(Clone)]
+pub struct ApiState {
+    /// Where the 202 is earned.
+    pub intake: Arc<Intake>,
+    /// The three tiers.
+    pub lookup: Arc<StatusLookup>,
+    /// Store and queue.
+    pub book: Arc<Book>,
+}
+
+/// The routes, to be put behind a key.
+pub fn routes(state: ApiState) -> Router {
+    Router::new()
+        .route("/relay/direct", routing::post(direct))
+        .route("/relay/status/{id}", routing::get(status))
+        .route("/relay/transactions", routing::get(list))
+        .route("/relay/transactions/{id}/timeline", routing::get(timeline))
+        .with_state(state)
+}
+
+async fn direct(
+    State(state): State<ApiState>,
+    Extension(Caller(caller)): Extension<Caller>,
+    JsonBody(body): JsonBody,
+) -> Result<Response, Problem> {
+    let request = DirectRequest::parse(&body).map_err(Problem::invalid)?;
+    let row = state.intake.accept(&request, &caller).await.map_err(|failure| match &failure {
+        IntakeError::Unavailable(cause) => {
+            Problem::unavailable("the transaction was not accepted and will not happen; send it again later", cause)
+        }
+        IntakeError::OutcomeUnknown(id) => Problem::outcome_unknown(&id.to_string()),
+    })?;
+    let location = format!("/api/v1/relay/status/{}", row.id);
+    let answer = json!({
+        "transactionId": row.id.to_string(),
+        "status": row.status.name(),
+        "createdAt": row.created_at,
+    });
+    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response())
+}
+
+async fn status(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
+    let id = read_id(&id)?;
+    match state.lookup.find(id).await.map_err(store_problem)? {
+        Some(row) => Ok(Json(show(&row))),
+        None => Err(Problem::not_found(format!("there is no transaction {id}"))),
+    }
+}
+
+async fn timeline(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
+    let id = read_id(&id)?;
+    let Some(row) = state.book.store.get(id).await.map_err(store_problem)? else {
+        return Err(Problem::not_found(format!("there is no transaction {id}")));
+    };
+    let mut steps = vec![json!({ "seq": 0, "at": row.created_at, "action": "accepted", "detail": "stored and queued" })];
+    for entry in state.book.store.timeline(id).await.map_err(store_problem)? {
+        steps.push(json!(entry));
+    }
+    Ok(Json(json!({ "transactionId": id.to_string(), "status": row.status.name(), "steps": steps })))
+}
+
+const LIST_MAX: usize = 200;
+const LIST_DEFAULT: usize = 50;
+
+async fn list(State(state): State<ApiState>, RawQuery(query): RawQuery) -> Result<Json<Value>, Problem> {
+    let ListQuery { filter, before, limit } = ListQuery::parse(query.as_deref().unwrap_or_default())?;
+    let mut rows = state.book.store.list(&filter, before, limit + 1).await.map_err(store_problem)?;
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(|row| row.id.to_string());
+    Ok(Json(json!({ "transactions": rows.iter().map(show).collect::<Vec<_>>(), "nextCursor": next })))
+}
+
+#[derive(Debug)]
+struct ListQuery {
+    filter: Filter,
+    before: Option<TransactionId>,
+    limit: usize,
+}
+
+impl ListQuery {
+    /// Reads the query; an unknown or malformed parameter is named.
+    fn parse(query: &str) -> Result<Self, Problem> {
+        let mut read = Self { filter: Filter::default(), before: None, limit: LIST_DEFAULT };
+        let mut problems = Vec::new();
+        let pairs = reqwest::Url::parse(&format!("http://query/?{query}"))
+            .map(|url| url.query_pairs().into_owned().collect::<Vec<_>>())
+            .unwrap_or_default();
+        for (name, value) in pairs {
+            let rule = read.set(&name, &value);
+            if let Err(message) = rule {
+                problems.push(FieldProblem { field: name, message });
+            }
+        }
+        if problems.is_empty() { Ok(read) } else { Err(Problem::invalid(problems)) }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let time = || Timestamp::parse(value).ok_or_else(|| "must be an RFC 3339 time".to_owned());
+        match name {
+            "status" => {
+                let names: Vec<_> = Status::ALL.iter().map(|status| status.name()).collect();
+                let status = Status::parse(value).ok_or_else(|| format!("must be one of {}", names.join(", ")))?;
+                self.filter.status = Some(status);
+            }
+            "type" => {
+                self.filter.kind = Some(Kind::parse(value).ok_or_else(|| "must be direct or gasless".to_owned())?);
+            }
+            "relayer" => self.filter.relayer = Some(RelayerUrl(value.trim_end_matches('/').to_owned())),
+            "from" => self.filter.from = Some(time()?),
+            "until" => self.filter.until = Some(time()?),
+            "outcomeUnknown" => {
+                self.filter.in_doubt = value.parse().map_err(|_| "must be true or false".to_owned())?;
+            }
+            "cursor" => {
+                let id = Uuid::parse_str(value).map_err(|_| "must be a nextCursor of this list".to_owned())?;
+                self.before = Some(TransactionId(id));
+            }
+            "limit" => {
+                let limit = value.parse().ok().filter(|limit| (1..=LIST_MAX).contains(limit));
+                self.limit = limit.ok_or_else(|| format!("must be a number from 1 to {LIST_MAX}"))?;
+            }
+            _ => {
+                return Err(
+                    "is not known; known are status, type, relayer, from, until, outcomeUnknown, cursor, limit".to_owned()
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A transaction as clients see it.
+pub fn show(row: &Transaction) -> Value {
+    let binding = row.binding.as_ref();
+    let claim = row.claim.as_ref();
+    json!({
+        "transactionId": row.id.to_string(),
+        "status": row.status.name(),
+        "hash": row.hash,
+        "transactionHash": row.hash,
+        "createdAt": row.created_at,
+        "updatedAt": row.updated_at,
+        "confirmedAt": row.confirmed_at,
+        "from": row.from,
+        "to": row.call.to.to_checksum(None),
+        "value": row.call.value.to_string(),
+        "type": row.kind.name(),
+        "ozRelayerTxId": binding.map(|binding| binding.tx_id.0.as_str()),
+        "ozRelayerUrl": binding.map(|binding| &binding.relayer).or(claim.map(|claim| &claim.relayer)).map(|url| url.0.as_str()),
+        "outcomeUnknown": row.is_in_doubt(),
+        "result": row.result,
+        "error_message": row.error_message,
+    })
+}
+
+fn read_id(text: &str) -> Result<TransactionId, Problem> {
+    Uuid::parse_str(text).map(TransactionId).map_err(|_| {
+        Problem::invalid(vec![FieldProblem {
+            field: "transactionId".to_owned(),
+            message: "must be a UUID, as it was given in the 202".to_owned(),
+        }])
+    })
+}
+
+fn store_problem(failure: StoreError) -> Problem {
+    Problem::unavailable("the store is unavailable; ask again", &failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_query_is_read_or_named() {
+        let read = ListQuery::parse("status=failed&limit=10&from=2026-01-01T00:00:00Z&outcomeUnknown=true").unwrap();
+        assert_eq!((read.filter.status, read.limit, read.filter.in_doubt), (Some(Status::Failed), 10, true));
+        let problem = ListQuery::parse("status=done&limit=0&colour=red&cursor=x&from=now").unwrap_err();
+        let fields: Vec<_> = problem.errors.iter().map(|found| found.field.as_str()).collect();
+        assert_eq!(fields, ["status", "limit", "colour", "cursor", "from"]);
+    }
+}

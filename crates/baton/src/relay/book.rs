@@ -1,0 +1,170 @@
+//! The store with everything that goes with a change of a row: decide, save, decide again if somebody was quicker,
+//! refresh the cache, count. Intake, consumer, webhooks and reconciler all write through here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metrics::counter;
+use pipeline::Queue;
+use tracing::{error, info, warn};
+
+use super::message::Envelope;
+use super::report::{Mode, Report, Verdict};
+use super::store::{Saved, StoreError, TransactionStore};
+use super::transaction::{Clocks, Moved, Refused, RelayerTxId, Transaction, TransactionId};
+use crate::cache::Cache;
+use crate::timestamp::Timestamp;
+
+/// The book of transactions.
+pub struct Book {
+    /// Where they are kept.
+    pub store: Arc<dyn TransactionStore>,
+    /// Where messages about them go.
+    pub queue: Arc<dyn Queue>,
+    /// What can never change again.
+    pub cache: Cache,
+    /// How a success ends.
+    pub mode: Mode,
+    /// When to look again.
+    pub clocks: Clocks,
+}
+
+/// What [`Book::update`] came to.
+#[derive(Debug)]
+pub enum Updated {
+    /// Saved: the row as it is now.
+    Moved(Box<Transaction>),
+    /// The rules do not allow it, the row being as it is now.
+    Refused(Refused, Box<Transaction>),
+    /// There is no such row.
+    Missing,
+}
+
+/// What became of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// It moved the row.
+    Moved,
+    /// It said nothing new.
+    Ignored,
+}
+
+/// How long a save that must not be lost is tried again while the database is away.
+const PERSIST_FOR: Duration = Duration::from_secs(60);
+
+impl Book {
+    /// Reads a row, decides, saves; and again if somebody else was quicker.
+    pub async fn update(
+        &self,
+        id: TransactionId,
+        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+    ) -> Result<Updated, StoreError> {
+        loop {
+            let Some(row) = self.store.get(id).await? else { return Ok(Updated::Missing) };
+            match decide(&row) {
+                Err(refused) => return Ok(Updated::Refused(refused, Box::new(row))),
+                Ok(moved) => {
+                    if self.save(&row, &moved).await? == Saved::Yes {
+                        return Ok(Updated::Moved(Box::new(moved.transaction)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// [`Book::update`] for what was learned and would otherwise be lost: tries again while the database is away.
+    pub async fn persist(
+        &self,
+        id: TransactionId,
+        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+    ) -> Result<Updated, StoreError> {
+        let deadline = Instant::now() + PERSIST_FOR;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            match self.update(id, &decide).await {
+                Err(failure) if failure.is_transient() && Instant::now() < deadline => {
+                    warn!(transactionId = %id, action = "save_retried", "the database is away: {failure}");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(2));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Saves one decision about a row that was just read.
+    pub async fn save(&self, before: &Transaction, moved: &Moved) -> Result<Saved, StoreError> {
+        let saved = self.store.save(moved).await?;
+        if saved == Saved::Yes {
+            let after = &moved.transaction;
+            self.cache.put(after, Instant::now());
+            if after.status != before.status {
+                counter!("baton_transactions_total", "status" => after.status.name()).increment(1);
+                info!(
+                    transactionId = %after.id,
+                    action = "status",
+                    from = before.status.name(),
+                    to = after.status.name(),
+                    age_ms = after.updated_at.since(after.created_at).as_millis() as u64,
+                    "the transaction is now {}", after.status
+                );
+            }
+        }
+        Ok(saved)
+    }
+
+    /// Applies a relayer's word about a bound row, whoever brought it.
+    pub async fn apply(&self, id: TransactionId, report: &Report, source: &'static str) -> Result<Applied, StoreError> {
+        loop {
+            let Some(row) = self.store.get(id).await? else { return Ok(Applied::Ignored) };
+            let now = Timestamp::now();
+            let (moved, reroute) = match row.report(report, self.mode, now, &self.clocks) {
+                Verdict::Ignore(why) => {
+                    counter!("baton_reports_ignored_total", "source" => source).increment(1);
+                    tracing::debug!(transactionId = %id, action = "report_ignored", source, why, "a report says nothing new");
+                    return Ok(Applied::Ignored);
+                }
+                Verdict::DoubleSend(step) => {
+                    counter!("baton_double_sends_total").increment(1);
+                    error!(transactionId = %id, action = "double_send", "{}", step.detail);
+                    self.store.note(id, &step, now).await?;
+                    return Ok(Applied::Ignored);
+                }
+                Verdict::Move(moved) => (moved, false),
+                Verdict::Reroute(moved) => (moved, true),
+            };
+            if self.save(&row, &moved).await? == Saved::Stale {
+                continue;
+            }
+            if reroute {
+                counter!("baton_reroutes_total").increment(1);
+                let after = moved.transaction;
+                // Growing, so that a pool whose every wallet is empty is not hammered.
+                let pause = Duration::from_secs(1) * 2u32.saturating_pow(after.reroutes.saturating_sub(1)).min(60);
+                self.publish_again(&after, pause.min(self.clocks.claim_check)).await;
+            }
+            return Ok(Applied::Moved);
+        }
+    }
+
+    /// Applies the webhooks that came before the bind.
+    pub async fn apply_early(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<(), StoreError> {
+        for record in self.store.take_early(tx_id).await? {
+            let report = serde_json::from_str(&record).ok().as_ref().and_then(super::relayer::wire::read_record);
+            if let Some(report) = report {
+                self.apply(id, &report, "early-webhook").await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a row's message in the queue once more. If it does not get there the reconciler finds the row.
+    pub async fn publish_again(&self, row: &Transaction, delay: Duration) {
+        let message = Envelope::of(row).outgoing().delayed(delay);
+        for sent in self.queue.send(std::slice::from_ref(&message)).await {
+            if let Err(failure) = sent {
+                warn!(transactionId = %row.id, action = "publish_failed", "not queued, the reconciler will: {failure}");
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Takes a message and gets its transaction to one relayer, once: claim → route → submit → bind.
+//!
+//! The claim is stored before anything is sent and the answer is stored before the message goes. Whatever dies in
+//! between leaves a claim behind, and [`super::reconciler`] finds out what it came to. A submission whose outcome
+//! is unknown is never repeated here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use metrics::{counter, histogram};
+use pipeline::{Handler, Message, Outcome, RetryPolicy};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+use uuid::Uuid;
+
+use super::book::{Book, Updated};
+use super::message::Envelope;
+use super::relayer::client::{Answer, NotTaken, describe};
+use super::relayer::pool::{Chosen, Pool, Unavailable};
+use super::report::{Mode, Report};
+use super::routing::Sent;
+use super::store::StoreError;
+use super::transaction::{ConsumerId, FailedBy, RelayerUrl, Status, Transaction, TransactionId};
+use crate::timestamp::Timestamp;
+
+/// Handles the messages of the relay lane.
+pub struct Consumer {
+    book: Arc<Book>,
+    pool: Arc<Pool>,
+    me: ConsumerId,
+    settings: ConsumerSettings,
+    shutdown: CancellationToken,
+}
+
+/// What a consumer can be told.
+#[derive(Debug, Clone)]
+pub struct ConsumerSettings {
+    /// Failures of an item before it is a dead letter, and the pauses in between.
+    pub attempts: RetryPolicy,
+    /// The pause before the one automatic replay.
+    pub auto_replay_delay: Duration,
+    /// How long a question to a relayer may take.
+    pub question_timeout: Duration,
+}
+
+/// The pause before a message is looked at again when the item is not at fault.
+const WAIT: Duration = Duration::from_secs(2);
+/// In confirm mode, the pause between two questions.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(1000);
+/// In confirm mode, how long one delivery follows its transaction; then the reconciler goes on.
+const FOLLOW_FOR: Duration = Duration::from_secs(600);
+
+/// What a row asks of whoever holds its message.
+enum Next {
+    Submit,
+    Follow,
+    Nothing,
+    Bury(String),
+    LeaveAlone,
+}
+
+#[async_trait]
+impl Handler for Consumer {
+    async fn handle(&self, message: &Message) -> Outcome {
+        let started = Instant::now();
+        let envelope = match Envelope::parse(&message.body) {
+            Ok(envelope) => envelope,
+            Err(reason) => {
+                error!(messageId = %message.id, action = "malformed", "{reason}");
+                return Outcome::Dead { reason };
+            }
+        };
+        let id = envelope.transaction_id();
+        debug!(transactionId = %id, messageId = %envelope.message_id(), action = "message_received", receives = message.receives, "received");
+        let outcome = match self.process(id).await {
+            Ok(outcome) => outcome,
+            Err(failure) => {
+                warn!(transactionId = %id, messageId = %envelope.message_id(), action = "store_away", "{failure}");
+                Outcome::Retry { after: WAIT, reason: failure.to_string() }
+            }
+        };
+        let action = match &outcome {
+            Outcome::Done => "success",
+            Outcome::Retry { .. } => "retry",
+            Outcome::Dead { .. } => "failure",
+        };
+        info!(
+            transactionId = %id,
+            messageId = %envelope.message_id(),
+            action,
+            attempt = message.receives,
+            duration_ms = started.elapsed().as_millis() as u64,
+            "handled: {outcome:?}"
+        );
+        outcome
+    }
+
+    async fn ready(&self) {
+        self.pool.able().await;
+    }
+}
+
+impl Consumer {
+    /// A consumer with an identity of its own.
+    pub fn new(
+        book: Arc<Book>,
+        pool: Arc<Pool>,
+        me: ConsumerId,
+        settings: ConsumerSettings,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self { book, pool, me, settings, shutdown }
+    }
+
+    async fn process(&self, id: TransactionId) -> Result<Outcome, StoreError> {
+        let Some(row) = self.book.store.get(id).await? else {
+            warn!(transactionId = %id, action = "row_missing", "a message about no row; it is tried again");
+            return Ok(Outcome::Retry { after: WAIT, reason: "there is no such transaction".to_owned() });
+        };
+        match self.next(&row) {
+            Next::Submit => self.submit(row).await,
+            Next::Follow => self.follow(id).await,
+            Next::Nothing => Ok(Outcome::Done),
+            Next::Bury(reason) => Ok(Outcome::Dead { reason }),
+            Next::LeaveAlone => Ok(Outcome::Retry {
+                after: self.book.clocks.claim_check,
+                reason: "another consumer holds the claim".to_owned(),
+            }),
+        }
+    }
+
+    fn next(&self, row: &Transaction) -> Next {
+        if row.status.is_final() {
+            // Stopped between marking the row and burying the message: the dead letter is still owed.
+            return match (row.failed_by, &row.error_message) {
+                (Some(FailedBy::Consumer), Some(reason)) => Next::Bury(reason.clone()),
+                _ => Next::Nothing,
+            };
+        }
+        match (&row.binding, &row.claim) {
+            (Some(_), _) if self.book.mode == Mode::Confirm => Next::Follow,
+            (Some(_), _) => Next::Nothing,
+            // In doubt: the reconciler settles it, and queues it again if it is to be sent again.
+            (None, Some(claim)) if claim.doubt.is_some() => Next::Nothing,
+            (None, Some(_)) => Next::LeaveAlone,
+            (None, None) => Next::Submit,
+        }
+    }
+
+    /// Goes from relayer to relayer until one takes it, the item fails, or the outcome is unknown.
+    async fn submit(&self, row: Transaction) -> Result<Outcome, StoreError> {
+        let id = row.id;
+        let mut avoided = row.avoid.clone();
+        let mut tried: Vec<RelayerUrl> = avoided.iter().cloned().collect();
+        loop {
+            let chosen = match self.pool.choose(&tried).await {
+                Ok(chosen) => chosen,
+                // The relayer that failed it last is still better than none.
+                Err(_) if avoided.is_some() => {
+                    tried.retain(|url| Some(url) != avoided.as_ref());
+                    avoided = None;
+                    continue;
+                }
+                Err(unavailable) => return Ok(self.wait(unavailable)),
+            };
+            let Some((claimed, token)) = self.claim(id, &chosen).await? else {
+                chosen.answered(Sent::NotSent);
+                // Somebody else was quicker; what is left to do is for the next delivery to see.
+                return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
+            };
+            let relayer = chosen.client.url().clone();
+            let clocks = &self.book.clocks;
+            let started = Instant::now();
+            let answer = chosen.client.submit(&claimed.call, started + clocks.send_window, clocks.submit_timeout).await;
+            histogram!("baton_submit_seconds", "relayer" => relayer.0.clone()).record(started.elapsed().as_secs_f64());
+            counter!("baton_submissions_total", "relayer" => relayer.0.clone(), "answer" => answer.name()).increment(1);
+            chosen.answered(answer.says_of_relayer());
+            match answer {
+                Answer::Accepted(report) => return self.bound(id, token, *report).await,
+                Answer::Refused(reason) => return self.refused(id, token, &reason).await,
+                Answer::ItemFailed(reason) => return self.item_failed(id, token, &reason).await,
+                Answer::Unknown { reason, answered } => return self.in_doubt(id, token, &reason, answered).await,
+                Answer::NotTaken { why, detail } => {
+                    info!(transactionId = %id, action = "not_taken", relayer = %relayer, "{detail}");
+                    let now = Timestamp::now();
+                    let released =
+                        self.book.persist(id, |row| row.release(token, &detail, now, &self.book.clocks)).await?;
+                    if why == NotTaken::Fenced || !matches!(released, Updated::Moved(_)) {
+                        return Ok(Outcome::Retry { after: Duration::ZERO, reason: detail });
+                    }
+                    tried.push(relayer);
+                }
+            }
+        }
+    }
+
+    async fn claim(&self, id: TransactionId, chosen: &Chosen) -> Result<Option<(Transaction, Uuid)>, StoreError> {
+        let token = Uuid::new_v4();
+        let (now, relayer) = (Timestamp::now(), chosen.client.url());
+        let claimed = self
+            .book
+            .update(id, |row| row.claim(&self.me, token, relayer, &chosen.because, now, &self.book.clocks))
+            .await?;
+        match claimed {
+            Updated::Moved(row) => Ok(Some((*row, token))),
+            Updated::Refused(..) | Updated::Missing => Ok(None),
+        }
+    }
+
+    /// The relayer has it: store its id, then hear what it said before we knew that id.
+    async fn bound(&self, id: TransactionId, token: Uuid, report: Report) -> Result<Outcome, StoreError> {
+        let now = Timestamp::now();
+        let from = report.from.as_deref();
+        let bind = |row: &Transaction| row.bind(token, &report.tx_id, from, "it answered", now, &self.book.clocks);
+        match self.book.persist(id, bind).await {
+            Ok(Updated::Moved(row)) => {
+                let waited = row.updated_at.since(row.created_at);
+                histogram!("baton_accept_to_submitted_seconds").record(waited.as_secs_f64());
+            }
+            Ok(Updated::Refused(refused, row)) => {
+                counter!("baton_late_answers_total").increment(1);
+                error!(
+                    transactionId = %id, action = "late_answer", ozRelayerTxId = %report.tx_id, status = row.status.name(),
+                    "a relayer's answer came after the claim was lost ({refused}); whoever holds it now looks for the same record"
+                );
+                return Ok(Outcome::Done);
+            }
+            Ok(Updated::Missing) => return Ok(Outcome::Done),
+            // Another row with the same content was bound to this record while it was in doubt. The two are
+            // interchangeable; which record is left for this one is for the search to find.
+            Err(StoreError::Conflict { .. }) => {
+                return self.in_doubt(id, token, "its record was bound to an equal transaction", true).await;
+            }
+            Err(failure) => return Err(failure),
+        }
+        self.book.apply_early(id, &report.tx_id).await?;
+        match self.book.mode {
+            Mode::FireAndForget => Ok(Outcome::Done),
+            Mode::Confirm => self.follow(id).await,
+        }
+    }
+
+    async fn refused(&self, id: TransactionId, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
+        let now = Timestamp::now();
+        let refused = self.book.persist(id, |row| row.refuse(token, reason, now, &self.book.clocks)).await?;
+        Ok(self.after_failure(refused, reason))
+    }
+
+    async fn item_failed(&self, id: TransactionId, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
+        let (now, attempts_max) = (Timestamp::now(), self.settings.attempts.attempts_max);
+        let failed = self
+            .book
+            .persist(id, |row| row.attempt_failed(token, reason, attempts_max, now, &self.book.clocks))
+            .await?;
+        Ok(self.after_failure(failed, reason))
+    }
+
+    fn after_failure(&self, updated: Updated, reason: &str) -> Outcome {
+        let row = match updated {
+            Updated::Moved(row) => row,
+            Updated::Refused(..) | Updated::Missing => return Outcome::Done,
+        };
+        if row.status == Status::Failed {
+            counter!("baton_dead_letters_total", "lane" => "relay").increment(1);
+            return Outcome::Dead { reason: reason.to_owned() };
+        }
+        // Attempts start at none again only when the automatic replay has just begun.
+        let after = match row.attempts {
+            0 => self.settings.auto_replay_delay,
+            attempts => self.settings.attempts.delay(attempts, rand::random::<f64>()),
+        };
+        Outcome::Retry { after, reason: reason.to_owned() }
+    }
+
+    /// Nobody knows. The row says so, and from here on it is the reconciler's.
+    async fn in_doubt(
+        &self,
+        id: TransactionId,
+        token: Uuid,
+        reason: &str,
+        answered: bool,
+    ) -> Result<Outcome, StoreError> {
+        counter!("baton_unknown_outcomes_total").increment(1);
+        warn!(transactionId = %id, action = "outcome_unknown", "{reason}");
+        let now = Timestamp::now();
+        self.book.persist(id, |row| row.doubt(token, reason, answered, now, &self.book.clocks)).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// No relayer is able: the item waits, and no attempt is used up.
+    fn wait(&self, unavailable: Unavailable) -> Outcome {
+        counter!("baton_waits_total").increment(1);
+        Outcome::Retry { after: WAIT, reason: unavailable.to_string() }
+    }
+
+    /// Confirm mode: asks the relayer until the transaction is final.
+    async fn follow(&self, id: TransactionId) -> Result<Outcome, StoreError> {
+        let until = Instant::now() + FOLLOW_FOR;
+        loop {
+            let Some(row) = self.book.store.get(id).await? else { return Ok(Outcome::Done) };
+            let Some(binding) = row.binding.as_ref().filter(|_| !row.status.is_final()) else {
+                return Ok(Outcome::Done);
+            };
+            if Instant::now() >= until {
+                return Ok(Outcome::Done);
+            }
+            if let Some(client) = self.pool.client(&binding.relayer) {
+                match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
+                    Ok(Some(report)) => {
+                        self.book.apply(id, &report, "follow").await?;
+                    }
+                    Ok(None) => return Ok(Outcome::Done),
+                    Err(failure) => debug!(transactionId = %id, "not followed: {}", describe(&failure)),
+                }
+            }
+            tokio::select! {
+                () = self.shutdown.cancelled() => {
+                    return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the consumer stops".to_owned() });
+                }
+                () = tokio::time::sleep(FOLLOW_PAUSE) => {}
+            }
+        }
+    }
+}
+
+impl Answer {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Accepted(_) => "accepted",
+            Self::Refused(_) => "refused",
+            Self::ItemFailed(_) => "item-failed",
+            Self::NotTaken { .. } => "not-taken",
+            Self::Unknown { .. } => "unknown",
+        }
+    }
+
+    fn says_of_relayer(&self) -> Sent {
+        match self {
+            Self::Accepted(_) => Sent::Taken,
+            Self::Refused(_) | Self::ItemFailed(_) => Sent::Refused,
+            Self::Unknown { .. } => Sent::Unknown,
+            Self::NotTaken { why, .. } => match why {
+                NotTaken::Fault => Sent::Failed,
+                NotTaken::Closed => Sent::Closed,
+                NotTaken::Busy(wait) => Sent::Busy(*wait),
+                NotTaken::Fenced => Sent::NotSent,
+            },
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Where the 202 is earned: the row and its message, durable before the answer. On the embedded engine they are one
+//! commit, so a crash leaves both or neither; concurrent requests share commits in the database's writer.
+//!
+//! Next: the message reaches [`super::consumer`].
+
+use std::time::{Duration, Instant};
+
+use metrics::{counter, histogram};
+use pipeline::queue::sqlite::SqliteQueue;
+use tracing::error;
+
+use super::call::DirectRequest;
+use super::message::Envelope;
+use super::store::StoreError;
+use super::store::sqlite::SqliteStore;
+use super::transaction::{Clocks, Transaction, TransactionId};
+use crate::timestamp::Timestamp;
+
+/// Accepts transactions.
+pub struct Intake {
+    store: SqliteStore,
+    queue: SqliteQueue,
+    clocks: Clocks,
+    /// How long storing may take before the client is told that the outcome is unknown.
+    timeout: Duration,
+}
+
+/// Why a transaction was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum IntakeError {
+    /// Nothing was stored and nothing will happen.
+    #[error("the store is unavailable; nothing was accepted")]
+    Unavailable(#[source] StoreError),
+    /// It may have been stored: the status of this id will tell.
+    #[error("it is not known whether transaction {0} was accepted")]
+    OutcomeUnknown(TransactionId),
+}
+
+impl Intake {
+    /// An intake on the embedded engine.
+    pub fn new(store: SqliteStore, queue: SqliteQueue, clocks: Clocks, timeout: Duration) -> Self {
+        Self { store, queue, clocks, timeout }
+    }
+
+    /// Stores a request and its message; when this returns a row, it will be done.
+    pub async fn accept(&self, request: &DirectRequest, api_key: &str) -> Result<Transaction, IntakeError> {
+        let started = Instant::now();
+        let id = TransactionId::generate();
+        let row = Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), &self.clocks);
+        let message = Envelope::of(&row).outgoing();
+        let stored = tokio::time::timeout(self.timeout, self.store.accept(row.clone(), message, &self.queue)).await;
+        match stored {
+            Ok(Ok(())) => {
+                counter!("baton_accepted_total", "type" => row.kind.name()).increment(1);
+                counter!("baton_transactions_total", "status" => row.status.name()).increment(1);
+                histogram!("baton_accept_seconds").record(started.elapsed().as_secs_f64());
+                Ok(row)
+            }
+            Ok(Err(failure @ StoreError::OutcomeUnknown(_))) => {
+                error!(transactionId = %id, action = "accept_unknown", "{failure}");
+                counter!("baton_accept_failures_total", "reason" => "unknown").increment(1);
+                Err(IntakeError::OutcomeUnknown(id))
+            }
+            Ok(Err(failure)) => {
+                counter!("baton_accept_failures_total", "reason" => "unavailable").increment(1);
+                Err(IntakeError::Unavailable(failure))
+            }
+            // The write is still queued and may yet be made: this is not a refusal.
+            Err(_) => {
+                counter!("baton_accept_failures_total", "reason" => "timeout").increment(1);
+                Err(IntakeError::OutcomeUnknown(id))
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The relay lane put together from the configuration: opened once per process, then its parts are run as the service
+//! needs them (the API, the consumer, or both).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use metrics::gauge;
+use pipeline::queue::sqlite::SqliteQueue;
+use pipeline::sqlite::Database;
+use pipeline::{Pipeline, PipelineOptions, Queue, QueueOptions, RetryPolicy, Summary};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::api::{self, ApiState};
+use super::book::Book;
+use super::consumer::{Consumer, ConsumerSettings};
+use super::intake::Intake;
+use super::reconciler::{Reconciler, ReconcilerSettings};
+use super::relayer::client::RelayerClient;
+use super::relayer::pool::Pool;
+use super::status::StatusLookup;
+use super::store::sqlite::SqliteStore;
+use super::transaction::ConsumerId;
+use super::webhook::{self, WebhookState};
+use crate::cache::Cache;
+use crate::config::{Config, RelayConfig};
+use crate::timestamp::Timestamp;
+
+/// The name of the queue.
+pub const QUEUE: &str = "relay-transactions";
+
+/// The lane.
+pub struct Lane {
+    /// Store, queue and cache.
+    pub book: Arc<Book>,
+    /// The relayers.
+    pub pool: Arc<Pool>,
+    store: SqliteStore,
+    queue: SqliteQueue,
+    config: RelayConfig,
+    request_timeout: Duration,
+}
+
+/// How long a question to a relayer may take.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the gauges are refreshed.
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
+
+/// The database file of the embedded engine.
+pub fn database_path(config: &Config) -> std::path::PathBuf {
+    config.data_dir.join("baton.db")
+}
+
+impl Lane {
+    /// Opens the lane's store and queue on this database; nothing runs yet.
+    pub async fn open(config: &Config, database: &Database) -> anyhow::Result<Self> {
+        let relay = config.relay.clone();
+        let store = SqliteStore::open(database).await.context("cannot prepare the transaction store")?;
+        let options = QueueOptions {
+            lease: relay.queue_lease,
+            retention: relay.queue_retention,
+            receives_max: Some(relay.queue_receives_max),
+            ..QueueOptions::default()
+        };
+        let queue = SqliteQueue::open(database, QUEUE, options).await.context("cannot prepare the queue")?;
+        let book = Arc::new(Book {
+            store: Arc::new(store.clone()),
+            queue: Arc::new(queue.clone()),
+            cache: Cache::default(),
+            mode: relay.mode,
+            clocks: relay.clocks,
+        });
+        let clients = relay
+            .relayers
+            .iter()
+            .map(|(url, key)| RelayerClient::new(url, key).map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}")))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout);
+        Ok(Self { book, pool, store, queue, config: relay, request_timeout: config.http.request_timeout })
+    }
+
+    /// The routes that need a key.
+    pub fn api_routes(&self) -> Router {
+        // Well before the request's own limit, so that a slow store is told apart from a slow client.
+        let timeout = (self.request_timeout / 2).min(Duration::from_secs(10));
+        let intake = Intake::new(self.store.clone(), self.queue.clone(), self.config.clocks, timeout);
+        let lookup = StatusLookup::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.config.health_timeout);
+        api::routes(ApiState { intake: Arc::new(intake), lookup: Arc::new(lookup), book: Arc::clone(&self.book) })
+    }
+
+    /// The routes that relayers call.
+    pub fn webhook_routes(&self) -> Option<Router> {
+        let key = self.config.webhook_key.clone()?;
+        Some(webhook::routes(WebhookState { book: Arc::clone(&self.book), key: Arc::new(key) }))
+    }
+
+    /// Consumes and reconciles until shutdown, then drains.
+    pub async fn consume(&self, shutdown: CancellationToken) -> Summary {
+        let me = ConsumerId::generate();
+        let reconciler = Reconciler::new(
+            Arc::clone(&self.book),
+            Arc::clone(&self.pool),
+            me.clone(),
+            ReconcilerSettings {
+                interval: self.config.reconcile_interval,
+                consumer_dead_after: self.config.consumer_dead_after,
+                clock_skew: self.config.relayer_clock_skew,
+                relayer_retention: self.config.relayer_retention,
+                question_timeout: QUESTION_TIMEOUT,
+            },
+        );
+        let attempts = RetryPolicy {
+            attempts_max: self.config.attempts_max,
+            first_delay: self.config.retry_first_delay,
+            factor: 2.0,
+            delay_max: self.config.retry_delay_max,
+        };
+        let consumer = Consumer::new(
+            Arc::clone(&self.book),
+            Arc::clone(&self.pool),
+            me.clone(),
+            ConsumerSettings {
+                attempts: attempts.clone(),
+                auto_replay_delay: self.config.auto_replay_delay,
+                question_timeout: QUESTION_TIMEOUT,
+            },
+            shutdown.clone(),
+        );
+        let options = PipelineOptions {
+            concurrency: self.config.concurrency,
+            drain_timeout: self.config.drain_timeout,
+            panic_retry: attempts,
+            ..PipelineOptions::default()
+        };
+        info!(action = "consumer_started", consumer = %me, "consuming {QUEUE}");
+        // The pulse goes on while the last handlers finish: their claims are still alive.
+        let drained = CancellationToken::new();
+        let stop_sweeping = drained.clone().drop_guard();
+        let pipeline = Pipeline::new(Arc::clone(&self.book.queue), options);
+        let consuming = async {
+            let summary = pipeline.run(Arc::new(consumer), shutdown).await;
+            drop(stop_sweeping);
+            summary
+        };
+        let (summary, ()) = tokio::join!(consuming, reconciler.run(drained));
+        info!(action = "consumer_stopped", consumer = %me, "stopped: {summary:?}");
+        summary
+    }
+
+    /// Keeps watch over the relayers and refreshes the gauges until shutdown.
+    pub async fn watch(&self, shutdown: CancellationToken) {
+        tokio::join!(self.pool.watch(shutdown.clone()), self.measure(shutdown));
+    }
+
+    async fn measure(&self, shutdown: CancellationToken) {
+        loop {
+            if let Ok(depth) = self.book.queue.depth().await {
+                let parts =
+                    [("ready", depth.ready), ("in_flight", depth.in_flight), ("delayed", depth.delayed), ("dead", depth.dead)];
+                for (state, count) in parts {
+                    gauge!("baton_queue_messages", "queue" => QUEUE, "state" => state).set(count as f64);
+                }
+                let age = depth.oldest_age.unwrap_or_default();
+                gauge!("baton_queue_oldest_age_seconds", "queue" => QUEUE).set(age.as_secs_f64());
+            }
+            if let Ok(census) = self.book.store.census().await {
+                for (status, count) in census.open {
+                    gauge!("baton_transactions_open", "status" => status.name()).set(count as f64);
+                }
+                let age = census.oldest_pending.map(|since| Timestamp::now().since(since)).unwrap_or_default();
+                gauge!("baton_transactions_oldest_pending_seconds").set(age.as_secs_f64());
+                gauge!("baton_claims").set(census.claims as f64);
+                gauge!("baton_claims_outcome_unknown").set(census.claims_in_doubt as f64);
+                gauge!("baton_transactions_forgotten").set(census.forgotten as f64);
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(MEASURE_EVERY) => {}
+            }
+        }
+    }
+
+    /// The queue, for operators' commands.
+    pub fn queue(&self) -> Arc<dyn Queue> {
+        Arc::clone(&self.book.queue)
+    }
+}

@@ -1,0 +1,72 @@
+//! The message that points to a row: what it looks like in the queue (pure).
+
+use pipeline::Outgoing;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::transaction::{Transaction, TransactionId};
+use crate::timestamp::Timestamp;
+
+/// The body of a message. The row is the truth; the request travels along for people and for other consumers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Envelope {
+    message_id: Uuid,
+    transaction_id: Uuid,
+    r#type: String,
+    request: Value,
+    timestamp: String,
+}
+
+impl Envelope {
+    /// A new message about a row.
+    pub fn of(row: &Transaction) -> Self {
+        Self {
+            message_id: Uuid::now_v7(),
+            transaction_id: row.id.0,
+            r#type: row.kind.name().to_owned(),
+            request: row.request.clone(),
+            timestamp: Timestamp::now().to_string(),
+        }
+    }
+
+    /// Reads a message's body.
+    pub fn parse(body: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(body).map_err(|error| format!("malformed message: {error}"))
+    }
+
+    /// Which row it is about.
+    pub fn transaction_id(&self) -> TransactionId {
+        TransactionId(self.transaction_id)
+    }
+
+    /// Its own id, for the logs.
+    pub fn message_id(&self) -> Uuid {
+        self.message_id
+    }
+
+    /// As it is sent.
+    pub fn outgoing(&self) -> Outgoing {
+        Outgoing::new(serde_json::to_vec(self).expect("plain data becomes JSON"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_body_has_exactly_the_documented_fields() {
+        let text = r#"{"messageId":"550e8400-e29b-41d4-a716-446655440000","transactionId":"550e8400-e29b-41d4-a716-446655440001","type":"direct","request":{"to":"0x1"},"timestamp":"2026-01-06T12:34:56.789Z"}"#;
+        let envelope = Envelope::parse(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(envelope.outgoing().body).unwrap(), text);
+    }
+
+    #[test]
+    fn anything_else_is_malformed() {
+        for body in ["", "{}", "null", r#"{"messageId":"x","transactionId":"y"}"#] {
+            assert!(Envelope::parse(body.as_bytes()).unwrap_err().starts_with("malformed message"), "{body}");
+        }
+    }
+}

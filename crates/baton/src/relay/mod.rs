@@ -1,0 +1,21 @@
+//! The relay lane, its files in the order a transaction meets them:
+//!
+//! [`api`] → [`call`] → [`intake`] → ([`message`]) → [`consumer`] → [`routing`] → [`relayer`] → [`webhook`] →
+//! [`report`] → [`status`], with [`reconciler`] for whatever got stuck. [`transaction`] holds the states and their
+//! only legal moves; [`book`] saves them in a [`store`].
+
+pub mod api;
+pub mod book;
+pub mod call;
+pub mod consumer;
+pub mod intake;
+pub mod lane;
+pub mod message;
+pub mod reconciler;
+pub mod relayer;
+pub mod report;
+pub mod routing;
+pub mod status;
+pub mod store;
+pub mod transaction;
+pub mod webhook;

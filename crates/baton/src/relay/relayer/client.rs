@@ -1,0 +1,379 @@
+//! Talks HTTP to one relayer. Its only judgement is what an answer proves: [`Answer`] keeps apart "it has it",
+//! "it certainly does not" and "nobody knows", because a resend after a wrong guess is a double payment.
+
+use std::sync::RwLock;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::{StatusCode, Url};
+use serde_json::Value;
+
+use super::wire::{self, Dialect, Listed, RelayerStatus};
+use crate::config::Secret;
+use crate::relay::call::Call;
+use crate::relay::report::Report;
+use crate::relay::transaction::{RelayerTxId, RelayerUrl};
+
+/// One relayer.
+pub struct RelayerClient {
+    url: RelayerUrl,
+    base: Url,
+    /// The relayer's id at that process, if the URL names one.
+    wanted_id: Option<String>,
+    http: reqwest::Client,
+    /// Learned from the relayer's own list.
+    target: RwLock<Option<Target>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Target {
+    id: String,
+    dialect: Dialect,
+}
+
+/// What a submission came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// The relayer has it.
+    Accepted(Box<Report>),
+    /// The item itself was refused; the same would happen anywhere.
+    Refused(String),
+    /// The item failed, but might not another time.
+    ItemFailed(String),
+    /// The relayer certainly did not take it, for a reason of its own.
+    NotTaken {
+        /// What kind of reason.
+        why: NotTaken,
+        /// For people.
+        detail: String,
+    },
+    /// It may have been taken.
+    Unknown {
+        /// For people.
+        reason: String,
+        /// Whether the relayer answered at all: then it is done with the request, one way or the other.
+        answered: bool,
+    },
+}
+
+/// Why a relayer took nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotTaken {
+    /// No connection, or the wrong answer to who we are: a fault of the relayer's or the configuration's.
+    Fault,
+    /// Paused or disabled.
+    Closed,
+    /// Too many requests: come back after this long.
+    Busy(Duration),
+    /// We did not send it after all: the claim had grown too old.
+    Fenced,
+}
+
+/// What can go wrong when asking a relayer something that changes nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayerError {
+    /// No usable answer.
+    #[error("the relayer did not answer")]
+    Unreachable(#[source] reqwest::Error),
+    /// An answer, but not a good one.
+    #[error("the relayer answered {status}: {detail}")]
+    Status {
+        /// The HTTP status.
+        status: u16,
+        /// Its text.
+        detail: String,
+    },
+    /// An answer that cannot be read.
+    #[error("the relayer's answer is not understood: {0}")]
+    Unreadable(&'static str),
+}
+
+impl RelayerError {
+    /// Whether the silence says nothing about the relayer's health (it may just be slow).
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Unreachable(error) if error.is_timeout() && !error.is_connect())
+    }
+}
+
+/// How long an idle connection is kept: less than relayers keep it, so that a request seldom meets a closing one.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// One page of a relayer's transaction list.
+const PAGE_SIZE: usize = 500;
+
+impl RelayerClient {
+    /// A client for `url`: a base URL (its first relayer is used), or one that ends in `/api/v1/relayers/{id}`.
+    pub fn new(url: &Url, api_key: &Secret) -> Result<Self, String> {
+        let mut headers = HeaderMap::new();
+        let mut bearer = HeaderValue::from_str(&format!("Bearer {}", api_key.expose()))
+            .map_err(|_| "the API key has characters that cannot stand in a header".to_owned())?;
+        bearer.set_sensitive(true);
+        headers.insert(AUTHORIZATION, bearer);
+        let http = reqwest::Client::builder()
+            .default_headers(headers)
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .tcp_nodelay(true)
+            .build()
+            .map_err(|error| format!("no HTTP client: {error}"))?;
+        let (base, wanted_id) = split_url(url);
+        let name = RelayerUrl(url.as_str().trim_end_matches('/').to_owned());
+        Ok(Self { url: name, base, wanted_id, http, target: RwLock::new(None) })
+    }
+
+    /// Its name: the configured URL.
+    pub fn url(&self) -> &RelayerUrl {
+        &self.url
+    }
+
+    /// Asks the relayer about itself, and learns its id and dialect.
+    pub async fn look(&self, timeout: Duration) -> Result<Listed, RelayerError> {
+        // A process lists ten relayers a page; only a wanted id can be on a later one.
+        for page in 1..=100 {
+            let path = if page == 1 { "api/v1/relayers".to_owned() } else { format!("api/v1/relayers?page={page}") };
+            let listed = wire::read_list(&self.get(&path, timeout).await?)
+                .ok_or(RelayerError::Unreadable("the list of relayers"))?;
+            let empty = listed.is_empty();
+            let found = match &self.wanted_id {
+                Some(id) => listed.into_iter().find(|relayer| relayer.id == *id),
+                None => listed.into_iter().next(),
+            };
+            if let Some(found) = found {
+                let target = Target { id: found.id.clone(), dialect: found.dialect };
+                if let Ok(mut known) = self.target.write() {
+                    *known = Some(target);
+                }
+                return Ok(found);
+            }
+            if empty || self.wanted_id.is_none() {
+                break;
+            }
+        }
+        Err(RelayerError::Unreadable("no such relayer at this address"))
+    }
+
+    /// Its load, balance and state. The flat dialect has no such call: its list said it all.
+    pub async fn status(&self, listed: &Listed, timeout: Duration) -> Result<RelayerStatus, RelayerError> {
+        match listed.dialect {
+            Dialect::Flat => Ok(RelayerStatus {
+                pending: listed.pending,
+                balance: None,
+                last_confirmed: None,
+                state: listed.state,
+            }),
+            Dialect::OpenZeppelin => {
+                let body = self.get(&format!("api/v1/relayers/{}/status", listed.id), timeout).await?;
+                wire::read_status(&body).ok_or(RelayerError::Unreadable("the relayer's status"))
+            }
+        }
+    }
+
+    /// Submits a call. Nothing is sent once `not_after` has passed: by then somebody else may have taken the
+    /// claim over, and a process that was stopped and continued must not act on it.
+    pub async fn submit(&self, call: &Call, not_after: Instant, timeout: Duration) -> Answer {
+        let target = match self.known_target(timeout).await {
+            Ok(target) => target,
+            Err(error) => {
+                return Answer::NotTaken { why: NotTaken::Fault, detail: describe(&error) };
+            }
+        };
+        let url = match target.dialect {
+            Dialect::OpenZeppelin => self.join(&format!("api/v1/relayers/{}/transactions", target.id)),
+            Dialect::Flat => self.join("transactions"),
+        };
+        let body = Bytes::from(wire::write_send(call, target.dialect).to_string());
+        let length = body.len();
+        // The body is handed over only at the moment of writing, and only if the claim is still fresh. Without its
+        // body a request is no submission.
+        let gate = futures::stream::once(async move {
+            if Instant::now() < not_after { Ok(body) } else { Err(std::io::Error::other(FENCED)) }
+        });
+        let sent = self
+            .http
+            .post(url)
+            .header(CONTENT_TYPE, "application/json")
+            .header(CONTENT_LENGTH, length)
+            .timeout(timeout)
+            .body(reqwest::Body::wrap_stream(gate))
+            .send()
+            .await;
+        let response = match sent {
+            Ok(response) => response,
+            Err(error) => return judge_error(&error, Instant::now() >= not_after),
+        };
+        let (status, headers) = (response.status(), response.headers().clone());
+        match response.text().await {
+            Ok(text) => judge_answer(status, &headers, &text),
+            Err(error) => Answer::Unknown {
+                reason: format!("the answer broke off after status {status}: {}", root(&error)),
+                answered: true,
+            },
+        }
+    }
+
+    /// One transaction; `None` if the relayer knows none of that id.
+    pub async fn transaction(&self, id: &RelayerTxId, timeout: Duration) -> Result<Option<Report>, RelayerError> {
+        let target = self.known_target(timeout).await?;
+        let path = match target.dialect {
+            Dialect::OpenZeppelin => format!("api/v1/relayers/{}/transactions/{}", target.id, id),
+            Dialect::Flat => format!("transactions/{id}"),
+        };
+        match self.get(&path, timeout).await {
+            Ok(body) => wire::read_record(&body).map(Some).ok_or(RelayerError::Unreadable("a transaction")),
+            Err(RelayerError::Status { status: 404, detail }) if !detail.contains("elayer with ID") => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One page of its transactions, newest first; pages count from 1. A short page is the last.
+    pub async fn transactions(&self, page: usize, timeout: Duration) -> Result<(Vec<Report>, bool), RelayerError> {
+        let target = self.known_target(timeout).await?;
+        let path = match target.dialect {
+            Dialect::OpenZeppelin => {
+                format!("api/v1/relayers/{}/transactions?page={page}&per_page={PAGE_SIZE}", target.id)
+            }
+            Dialect::Flat => format!("transactions?page={page}&per_page={PAGE_SIZE}"),
+        };
+        let records = wire::read_records(&self.get(&path, timeout).await?)
+            .ok_or(RelayerError::Unreadable("the list of transactions"))?;
+        let last = records.len() < PAGE_SIZE;
+        Ok((records, last))
+    }
+
+    async fn known_target(&self, timeout: Duration) -> Result<Target, RelayerError> {
+        if let Some(target) = self.target.read().ok().and_then(|known| known.clone()) {
+            return Ok(target);
+        }
+        let listed = self.look(timeout).await?;
+        Ok(Target { id: listed.id, dialect: listed.dialect })
+    }
+
+    async fn get(&self, path: &str, timeout: Duration) -> Result<Value, RelayerError> {
+        let response =
+            self.http.get(self.join(path)).timeout(timeout).send().await.map_err(RelayerError::Unreachable)?;
+        let status = response.status();
+        let text = response.text().await.map_err(RelayerError::Unreachable)?;
+        if !status.is_success() {
+            return Err(RelayerError::Status { status: status.as_u16(), detail: wire::read_error(&text) });
+        }
+        serde_json::from_str(&text).map_err(|_| RelayerError::Unreadable("not JSON"))
+    }
+
+    fn join(&self, path: &str) -> String {
+        format!("{}/{path}", self.base.as_str().trim_end_matches('/'))
+    }
+}
+
+const FENCED: &str = "the claim is too old to send";
+
+/// `http://host/api/v1/relayers/x` means relayer `x` at `http://host`.
+fn split_url(url: &Url) -> (Url, Option<String>) {
+    let path = url.path().trim_end_matches('/');
+    if let Some((before, id)) = path.rsplit_once("/api/v1/relayers/") {
+        let mut base = url.clone();
+        base.set_path(before);
+        return (base, Some(id.to_owned()));
+    }
+    (url.clone(), None)
+}
+
+/// What a failed send proves. Only a connection that was never made proves that nothing was sent.
+fn judge_error(error: &reqwest::Error, past_fence: bool) -> Answer {
+    let cause = root(error);
+    if cause.contains(FENCED) && past_fence {
+        return Answer::NotTaken { why: NotTaken::Fenced, detail: FENCED.to_owned() };
+    }
+    if error.is_connect() {
+        return Answer::NotTaken { why: NotTaken::Fault, detail: format!("no connection: {cause}") };
+    }
+    if error.is_timeout() {
+        return Answer::Unknown { reason: "no answer in time".to_owned(), answered: false };
+    }
+    Answer::Unknown { reason: format!("the connection was lost: {cause}"), answered: false }
+}
+
+/// What an answer proves.
+fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Answer {
+    let said = || format!("{}: {}", status.as_u16(), wire::read_error(text));
+    match status.as_u16() {
+        200..=299 => {
+            let record = serde_json::from_str::<Value>(text).ok().as_ref().and_then(wire::read_record);
+            match record {
+                Some(report) => Answer::Accepted(Box::new(report)),
+                None => Answer::Unknown {
+                    reason: format!("status {status} with an answer that is not understood"),
+                    answered: true,
+                },
+            }
+        }
+        400 | 413 | 422 => Answer::Refused(wire::read_error(text)),
+        403 => Answer::NotTaken { why: NotTaken::Closed, detail: said() },
+        429 => Answer::NotTaken { why: NotTaken::Busy(retry_after(headers)), detail: said() },
+        300..=399 | 401 | 404 | 405 => Answer::NotTaken { why: NotTaken::Fault, detail: said() },
+        // 408 is a server that gave up waiting for a request it may have had; 502 to 504 come from a proxy, or from a
+        // handler that was given up on: the work behind them may go on.
+        408 | 500.. => Answer::Unknown { reason: said(), answered: !matches!(status.as_u16(), 408 | 502..=504) },
+        _ => Answer::ItemFailed(said()),
+    }
+}
+
+/// The relayer writes 0 for "under a second".
+fn retry_after(headers: &HeaderMap) -> Duration {
+    let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
+    Duration::from_secs(seconds.min(60)).max(Duration::from_millis(500))
+}
+
+/// The innermost cause: what reqwest says of itself names only the URL.
+fn root(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+/// An error with its cause, for logs and timelines.
+pub fn describe(error: &RelayerError) -> String {
+    match error {
+        RelayerError::Unreachable(inner) => format!("{error} ({})", root(inner)),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(status: u16, text: &str) -> Answer {
+        judge_answer(StatusCode::from_u16(status).unwrap(), &HeaderMap::new(), text)
+    }
+
+    #[test]
+    fn each_answer_proves_what_it_proves() {
+        let record = r#"{"success":true,"data":{"id":"a","status":"pending","from":"0x1"},"error":null}"#;
+        assert!(matches!(judged(200, record), Answer::Accepted(report) if report.tx_id.0 == "a"));
+        assert!(matches!(judged(200, "ok"), Answer::Unknown { .. }));
+        assert!(matches!(judged(200, r#"{"success":true,"data":null}"#), Answer::Unknown { .. }));
+        assert_eq!(judged(400, r#"{"error":"Gas too low"}"#), Answer::Refused("Gas too low".into()));
+        for status in [401, 404, 302] {
+            assert!(matches!(judged(status, ""), Answer::NotTaken { why: NotTaken::Fault, .. }), "{status}");
+        }
+        assert!(matches!(judged(403, "Relayer paused"), Answer::NotTaken { why: NotTaken::Closed, .. }));
+        assert!(matches!(judged(429, ""), Answer::NotTaken { why: NotTaken::Busy(wait), .. } if wait > Duration::ZERO));
+        for status in [408, 500, 502, 503, 504] {
+            assert!(matches!(judged(status, ""), Answer::Unknown { .. }), "{status}");
+        }
+        assert!(matches!(judged(409, ""), Answer::ItemFailed(_)));
+    }
+
+    #[test]
+    fn a_url_may_name_one_relayer_of_a_process() {
+        let (base, id) = split_url(&Url::parse("http://host:8080/api/v1/relayers/relayer-a").unwrap());
+        assert_eq!((base.as_str(), id.as_deref()), ("http://host:8080/", Some("relayer-a")));
+        let (base, id) = split_url(&Url::parse("http://host:8080/prefix/").unwrap());
+        assert_eq!((base.as_str(), id), ("http://host:8080/prefix/", None));
+    }
+}

@@ -1,0 +1,206 @@
+//! All the relayers: watches their health in the background and hands out the next one to use. Choosing never waits
+//! on the network; it only waits for room when every able relayer is full.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use metrics::{counter, gauge};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::client::{RelayerClient, describe};
+use crate::relay::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, RoutingSettings, Sent};
+use crate::relay::transaction::RelayerUrl;
+
+/// The pool.
+pub struct Pool {
+    clients: Vec<Arc<RelayerClient>>,
+    router: Mutex<Router>,
+    /// How often each relayer is asked.
+    interval: Duration,
+    /// How long it may take to answer.
+    timeout: Duration,
+}
+
+/// The relayer to use next. Say what became of it with [`Chosen::answered`]; dropped unsaid, it counts as unknown.
+pub struct Chosen {
+    pool: Arc<Pool>,
+    index: usize,
+    said: bool,
+    /// Its client.
+    pub client: Arc<RelayerClient>,
+    /// Why this one, for the timeline.
+    pub because: String,
+}
+
+/// No relayer can take work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unavailable(pub Vec<(RelayerUrl, Reason)>);
+
+impl std::fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("no relayer can take work (")?;
+        for (position, (url, reason)) in self.0.iter().enumerate() {
+            let comma = if position == 0 { "" } else { ", " };
+            write!(f, "{comma}{url}: {}", reason.name())?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl Pool {
+    /// A pool over these clients.
+    pub fn new(
+        clients: Vec<RelayerClient>,
+        settings: RoutingSettings,
+        interval: Duration,
+        timeout: Duration,
+    ) -> Arc<Self> {
+        let urls = clients.iter().map(|client| client.url().clone()).collect();
+        let router = Mutex::new(Router::new(urls, settings, Instant::now()));
+        Arc::new(Self { clients: clients.into_iter().map(Arc::new).collect(), router, interval, timeout })
+    }
+
+    /// The relayer of that name, if it is still configured.
+    pub fn client(&self, url: &RelayerUrl) -> Option<Arc<RelayerClient>> {
+        self.clients.iter().find(|client| client.url() == url).cloned()
+    }
+
+    /// Every relayer.
+    pub fn clients(&self) -> &[Arc<RelayerClient>] {
+        &self.clients
+    }
+
+    /// The least busy able relayer not in `tried`. Waits while all able ones are full or rate limited.
+    pub async fn choose(self: &Arc<Self>, tried: &[RelayerUrl]) -> Result<Chosen, Unavailable> {
+        loop {
+            let selected = self.router().select(tried, Instant::now());
+            match selected {
+                Ok(choice) => {
+                    return Ok(Chosen {
+                        pool: Arc::clone(self),
+                        index: choice.index,
+                        said: false,
+                        client: Arc::clone(&self.clients[choice.index]),
+                        because: choice.because,
+                    });
+                }
+                Err(NoChoice::Wait(pause)) => tokio::time::sleep(pause).await,
+                Err(NoChoice::Unavailable(reasons)) => return Err(Unavailable(reasons)),
+            }
+        }
+    }
+
+    /// Returns once some relayer can take work; says so if it has to wait.
+    pub async fn able(&self) {
+        let mut said = false;
+        loop {
+            let reasons = match self.router().availability(Instant::now()) {
+                Ok(()) => break,
+                Err(reasons) => reasons,
+            };
+            if !said {
+                warn!(action = "receiving_stopped", "{}; the consumer stops receiving", Unavailable(reasons));
+                gauge!("baton_consumer_receiving").set(0.0);
+                said = true;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        if said {
+            info!(action = "receiving_resumed", "a relayer can take work again; the consumer receives");
+        }
+        gauge!("baton_consumer_receiving").set(1.0);
+    }
+
+    /// All relayers, for people.
+    pub fn view(&self) -> Vec<RelayerView> {
+        self.router().view(Instant::now())
+    }
+
+    /// Asks every relayer about itself, again and again, until shutdown.
+    pub async fn watch(&self, shutdown: CancellationToken) {
+        loop {
+            let asked = futures::future::join_all((0..self.clients.len()).map(|index| self.ask(index)));
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                _ = asked => {}
+            }
+            self.router().age(Instant::now());
+            self.measure();
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(self.interval) => {}
+            }
+        }
+    }
+
+    async fn ask(&self, index: usize) {
+        let client = &self.clients[index];
+        let mark = self.router().asking(index);
+        let answer = async {
+            let listed = client.look(self.timeout).await?;
+            let status = client.status(&listed, self.timeout).await?;
+            Ok::<_, super::client::RelayerError>(HealthReport {
+                state: if listed.state == status.state { status.state } else { worse(listed.state, status.state) },
+                pending: status.pending,
+                balance: status.balance,
+                last_confirmed: status.last_confirmed,
+            })
+        };
+        match answer.await {
+            Ok(report) => self.router().reported(index, mark, &report, Instant::now()),
+            Err(error) => {
+                counter!("baton_relayer_health_failures_total", "relayer" => client.url().0.clone()).increment(1);
+                tracing::debug!(relayer = %client.url(), "health check failed: {}", describe(&error));
+                self.router().not_reported(index, error.is_timeout());
+            }
+        }
+    }
+
+    fn measure(&self) {
+        for view in self.view() {
+            let relayer = view.url.0;
+            gauge!("baton_relayer_load", "relayer" => relayer.clone()).set(view.load as f64);
+            gauge!("baton_relayer_able", "relayer" => relayer.clone())
+                .set(if view.passed_over.is_none() { 1.0 } else { 0.0 });
+            for state in ["closed", "open", "half-open"] {
+                gauge!("baton_relayer_breaker", "relayer" => relayer.clone(), "state" => state)
+                    .set(if view.breaker == state { 1.0 } else { 0.0 });
+            }
+            let jammed = view.passed_over == Some(Reason::Jammed);
+            gauge!("baton_relayer_jammed", "relayer" => relayer).set(if jammed { 1.0 } else { 0.0 });
+        }
+    }
+
+    fn router(&self) -> MutexGuard<'_, Router> {
+        // The router's own methods do not panic half-way; a poisoned lock still holds a usable router.
+        self.router.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+use super::wire::ListedState;
+
+/// List and status are two calls; whichever says that it takes no work is believed.
+fn worse(a: ListedState, b: ListedState) -> ListedState {
+    match (a, b) {
+        (ListedState::Disabled, _) | (_, ListedState::Disabled) => ListedState::Disabled,
+        (ListedState::Paused, _) | (_, ListedState::Paused) => ListedState::Paused,
+        _ => ListedState::Active,
+    }
+}
+
+impl Chosen {
+    /// Says what became of the request.
+    pub fn answered(mut self, sent: Sent) {
+        self.said = true;
+        self.pool.router().answered(self.index, sent, Instant::now());
+    }
+}
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        if !self.said {
+            self.pool.router().answered(self.index, Sent::Unknown, Instant::now());
+        }
+    }
+}

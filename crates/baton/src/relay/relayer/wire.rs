@@ -1,0 +1,320 @@
+//! The relayers' JSON, in both dialects (pure): the OpenZeppelin Relayer's own (`openzeppelin`, snake_case inside an
+//! envelope) and the one of the older hosted product's documents (`flat`, camelCase). Which one a relayer speaks
+//! is read from its answers.
+
+use alloy_primitives::U256;
+use serde_json::{Map, Value, json};
+
+use crate::relay::call::{Call, parse_amount};
+use crate::relay::report::{Report, ReportedStatus};
+use crate::relay::transaction::{Progress, RelayerTxId};
+use crate::timestamp::Timestamp;
+
+/// How a relayer wants to be spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// `POST /api/v1/relayers/{id}/transactions`, snake_case.
+    OpenZeppelin,
+    /// `POST /transactions`, camelCase.
+    Flat,
+}
+
+/// One relayer in the answer to `GET /api/v1/relayers`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id at that process.
+    pub id: String,
+    /// How it speaks.
+    pub dialect: Dialect,
+    /// Its own address.
+    pub address: Option<String>,
+    /// Whether it takes work.
+    pub state: ListedState,
+    /// Its pending count, where the list carries it.
+    pub pending: Option<u64>,
+}
+
+/// Whether a relayer takes work, by its own account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListedState {
+    /// It does.
+    Active,
+    /// An operator paused it.
+    Paused,
+    /// It disabled itself.
+    Disabled,
+}
+
+/// The answer to `GET /relayers/{id}/status`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayerStatus {
+    /// Accepted and not yet mined.
+    pub pending: Option<u64>,
+    /// Wei.
+    pub balance: Option<U256>,
+    /// The last time it confirmed anything, as it writes it.
+    pub last_confirmed: Option<String>,
+    /// Whether it takes work.
+    pub state: ListedState,
+}
+
+/// Every relayer in a list answer; `None` if it is no such answer.
+pub fn read_list(body: &Value) -> Option<Vec<Listed>> {
+    let items = body.get("data").unwrap_or(body);
+    let items = items.as_array().cloned().unwrap_or_else(|| vec![items.clone()]);
+    items.iter().map(read_listed).collect()
+}
+
+fn read_listed(item: &Value) -> Option<Listed> {
+    let object = item.as_object()?;
+    let id = text(object, &["id", "relayerId"])?;
+    // Only the flat dialect carries a count, its own id name, or no `system_disabled` flag.
+    let flat = object.contains_key("relayerId") || !object.contains_key("system_disabled");
+    Some(Listed {
+        id,
+        dialect: if flat { Dialect::Flat } else { Dialect::OpenZeppelin },
+        address: text(object, &["address"]),
+        state: read_state(object),
+        pending: number(object, &PENDING_NAMES),
+    })
+}
+
+const PENDING_NAMES: [&str; 3] = ["pending_transactions_count", "pending_transactions", "numberOfPendingTransactions"];
+
+fn read_state(object: &Map<String, Value>) -> ListedState {
+    let flag = |name: &str| object.get(name).and_then(Value::as_bool).unwrap_or(false);
+    if flag("system_disabled") {
+        ListedState::Disabled
+    } else if flag("paused") || object.get("status").and_then(Value::as_str) == Some("paused") {
+        ListedState::Paused
+    } else {
+        ListedState::Active
+    }
+}
+
+/// Reads a status answer.
+pub fn read_status(body: &Value) -> Option<RelayerStatus> {
+    let object = body.get("data").unwrap_or(body).as_object()?;
+    Some(RelayerStatus {
+        pending: number(object, &PENDING_NAMES),
+        balance: amount(object.get("balance")),
+        last_confirmed: text(object, &["last_confirmed_transaction_timestamp"]),
+        state: read_state(object),
+    })
+}
+
+/// The body that asks a relayer to make a call. The value is a decimal string, the gas limit a JSON integer: a
+/// relayer ignores a gas limit it does not know by name, and refuses one written as text.
+pub fn write_send(call: &Call, dialect: Dialect) -> Value {
+    let mut body = json!({
+        "to": call.to.to_checksum(None),
+        "data": call.data,
+        "value": call.value.to_string(),
+        "speed": call.speed.name(),
+    });
+    if let (Some(gas), Some(fields)) = (call.gas_limit, body.as_object_mut()) {
+        match dialect {
+            Dialect::OpenZeppelin => fields.insert("gas_limit".to_owned(), json!(gas)),
+            Dialect::Flat => fields.insert("gasLimit".to_owned(), json!(gas.to_string())),
+        };
+    }
+    body
+}
+
+/// Reads a record: the answer to a send or a get, one entry of a list, or a webhook's payload.
+pub fn read_record(body: &Value) -> Option<Report> {
+    let object = body.get("data").filter(|data| data.is_object()).unwrap_or(body).as_object()?;
+    // The flat dialect's own name comes first: a body that carries both means the transaction by it.
+    let tx_id = text(object, &["transactionId", "id"])?;
+    let status = text(object, &["status"])?;
+    Some(Report {
+        tx_id: RelayerTxId(tx_id),
+        status: read_reported_status(&status),
+        reason: text(object, &["status_reason", "statusReason", "error"]),
+        hash: text(object, &["hash"]),
+        nonce: number(object, &["nonce"]),
+        from: text(object, &["from"]),
+        to: text(object, &["to"]),
+        value: amount(object.get("value")),
+        data: text(object, &["data"]),
+        gas_limit: number(object, &["gas_limit", "gasLimit"]),
+        created_at: text(object, &["created_at", "createdAt"]).and_then(|at| Timestamp::parse(&at)),
+        confirmed_at: text(object, &["confirmed_at", "confirmedAt"]).and_then(|at| Timestamp::parse(&at)),
+        raw: Value::Object(object.clone()),
+    })
+}
+
+fn read_reported_status(name: &str) -> ReportedStatus {
+    match name.to_ascii_lowercase().as_str() {
+        "pending" => ReportedStatus::Open(Progress::Pending),
+        "sent" => ReportedStatus::Open(Progress::Sent),
+        "submitted" | "inmempool" => ReportedStatus::Open(Progress::Submitted),
+        "mined" => ReportedStatus::Open(Progress::Mined),
+        "confirmed" => ReportedStatus::Confirmed,
+        "failed" => ReportedStatus::Failed,
+        "canceled" | "cancelled" => ReportedStatus::Canceled,
+        "expired" => ReportedStatus::Expired,
+        _ => ReportedStatus::Unknown,
+    }
+}
+
+/// Reads one page of a relayer's transactions.
+pub fn read_records(body: &Value) -> Option<Vec<Report>> {
+    body.get("data")?.as_array()?.iter().map(read_record).collect()
+}
+
+/// What a webhook says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Webhook {
+    /// News of a transaction.
+    Transaction(Box<Report>),
+    /// News of the relayer itself, or of something we do not follow.
+    Other(String),
+}
+
+/// Reads a webhook body: the real relayer's envelope, or the flat form. In the envelope the top-level `id` is the
+/// notification's, never the transaction's.
+pub fn read_webhook(body: &Value) -> Option<Webhook> {
+    match body.get("payload") {
+        Some(payload) => {
+            let kind = payload.get("payload_type").and_then(Value::as_str).unwrap_or("transaction");
+            if kind != "transaction" {
+                return Some(Webhook::Other(kind.to_owned()));
+            }
+            read_record(payload).map(|report| Webhook::Transaction(Box::new(report)))
+        }
+        None => read_record(body).map(|report| Webhook::Transaction(Box::new(report))),
+    }
+}
+
+/// The error text of a refusal, whatever its shape; shortened, since it is stored and shown.
+pub fn read_error(body: &str) -> String {
+    const LENGTH_MAX: usize = 500;
+    let said = serde_json::from_str::<Value>(body).ok().and_then(|body| {
+        ["error", "message"].iter().find_map(|name| body.get(*name)?.as_str().map(str::to_owned))
+    });
+    let said = said.unwrap_or_else(|| body.trim().to_owned());
+    if said.is_empty() { "no reason given".to_owned() } else { said.chars().take(LENGTH_MAX).collect() }
+}
+
+fn text(object: &Map<String, Value>, names: &[&str]) -> Option<String> {
+    names.iter().find_map(|name| object.get(*name)?.as_str().map(str::to_owned)).filter(|text| !text.is_empty())
+}
+
+fn number(object: &Map<String, Value>, names: &[&str]) -> Option<u64> {
+    names.iter().find_map(|name| match object.get(*name)? {
+        Value::Number(number) => number.as_u64(),
+        Value::String(digits) => parse_amount(digits).and_then(|amount| u64::try_from(amount).ok()),
+        _ => None,
+    })
+}
+
+/// An amount as relayers write it: hex or decimal text, or a bare integer.
+fn amount(value: Option<&Value>) -> Option<U256> {
+    match value? {
+        Value::String(text) => parse_amount(text),
+        Value::Number(number) => parse_amount(&number.to_string()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::call::DirectRequest;
+
+    fn parse(text: &str) -> Value {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_real_list_is_read() {
+        let body = parse(
+            r#"{"success":true,"data":[{"id":"relayer-a","name":"A","network":"devnet","network_type":"evm",
+            "paused":false,"address":"0xf39f","system_disabled":false}],"error":null,
+            "pagination":{"current_page":1,"per_page":10,"total_items":1}}"#,
+        );
+        let listed = read_list(&body).unwrap();
+        assert_eq!((listed[0].id.as_str(), listed[0].dialect), ("relayer-a", Dialect::OpenZeppelin));
+        assert_eq!(listed[0].state, ListedState::Active);
+    }
+
+    #[test]
+    fn the_documents_list_is_read() {
+        let listed = read_list(&json!({ "data": [{ "id": "r1", "pending_transactions": 5, "status": "paused" }] })).unwrap();
+        assert_eq!((listed[0].dialect, listed[0].pending), (Dialect::Flat, Some(5)));
+        assert_eq!(listed[0].state, ListedState::Paused);
+        let one = read_list(&json!({ "relayerId": "r1", "numberOfPendingTransactions": 2, "paused": false })).unwrap();
+        assert_eq!((one[0].id.as_str(), one[0].pending), ("r1", Some(2)));
+    }
+
+    #[test]
+    fn disabled_and_paused_are_seen() {
+        let body = json!({ "data": [{ "id": "a", "paused": true, "system_disabled": true }, { "id": "b", "paused": true, "system_disabled": false }] });
+        let states: Vec<_> = read_list(&body).unwrap().into_iter().map(|listed| listed.state).collect();
+        assert_eq!(states, [ListedState::Disabled, ListedState::Paused]);
+    }
+
+    #[test]
+    fn status_counts_and_balance_are_read() {
+        let body = parse(
+            r#"{"success":true,"data":{"network_type":"evm","balance":"10000000000000000000000",
+            "pending_transactions_count":3,"last_confirmed_transaction_timestamp":null,"system_disabled":false,
+            "paused":false,"nonce":"0"},"error":null}"#,
+        );
+        let status = read_status(&body).unwrap();
+        assert_eq!((status.pending, status.last_confirmed), (Some(3), None));
+        assert_eq!(status.balance.unwrap().to_string(), "10000000000000000000000");
+    }
+
+    #[test]
+    fn the_largest_value_is_sent_digit_for_digit() {
+        let max = U256::MAX.to_string();
+        let request = DirectRequest::parse(&json!({
+            "to": "0x5fbdb2315678afecb367f032d93f642f64180aa3", "value": max, "gas": 21000, "speed": "fast",
+        }))
+        .unwrap();
+        let real = write_send(&request.call, Dialect::OpenZeppelin);
+        assert_eq!((&real["value"], &real["gas_limit"]), (&json!(max), &json!(21000)));
+        assert!(real.get("gasLimit").is_none());
+        let flat = write_send(&request.call, Dialect::Flat);
+        assert_eq!(flat["gasLimit"], json!("21000"));
+    }
+
+    #[test]
+    fn the_real_webhook_is_read_by_its_payload() {
+        let body = parse(
+            r#"{"id":"1501abdc","event":"transaction_update","payload":{"payload_type":"transaction",
+            "id":"75a98651","hash":"0xcf00","status":"confirmed","status_reason":null,
+            "created_at":"2026-11-15T18:30:57.458707822+00:00","confirmed_at":"2026-11-15T18:31:07.224789542+00:00",
+            "gas_limit":21000,"nonce":0,"value":"0x38d7ea4c68000","from":"0xf39f","to":"0x90F7","data":"0x"},
+            "timestamp":"2026-11-15T18:31:07.224853264+00:00"}"#,
+        );
+        let Some(Webhook::Transaction(report)) = read_webhook(&body) else { panic!() };
+        assert_eq!((report.tx_id.0.as_str(), report.status), ("75a98651", ReportedStatus::Confirmed));
+        assert_eq!((report.nonce, report.gas_limit), (Some(0), Some(21000)));
+        assert_eq!(report.value.unwrap().to_string(), "1000000000000000");
+    }
+
+    #[test]
+    fn the_documents_webhook_is_read() {
+        let body = json!({ "transactionId": "oz-123", "hash": "0xabc", "status": "confirmed", "to": "0x1",
+            "createdAt": "2026-01-08T10:00:00Z", "confirmedAt": "2026-01-08T10:01:00Z" });
+        let Some(Webhook::Transaction(report)) = read_webhook(&body) else { panic!() };
+        assert_eq!((report.tx_id.0.as_str(), report.hash.as_deref()), ("oz-123", Some("0xabc")));
+        assert_eq!(report.value, None);
+    }
+
+    #[test]
+    fn relayer_state_webhooks_are_not_transactions() {
+        let body = json!({ "id": "x", "event": "relayer_state_update", "payload": { "payload_type": "relayer_enabled" } });
+        assert_eq!(read_webhook(&body), Some(Webhook::Other("relayer_enabled".into())));
+    }
+
+    #[test]
+    fn errors_are_found_in_any_shape() {
+        assert_eq!(read_error(r#"{"success":false,"error":"Relayer paused"}"#), "Relayer paused");
+        assert_eq!(read_error("Json deserialize error: x"), "Json deserialize error: x");
+        assert_eq!(read_error(""), "no reason given");
+    }
+}

@@ -1,0 +1,170 @@
+//! Where transactions are kept: the contract of a [`TransactionStore`]. One file per database, the same functions in
+//! the same order.
+//!
+//! The store knows no rules: a move is decided by pure code ([`super::transaction`], [`super::report`]) and saved
+//! only if the row is still the one that was decided about.
+
+pub mod sqlite;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::transaction::{
+    ConsumerId, Kind, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+};
+use crate::timestamp::Timestamp;
+
+/// Keeps transactions.
+#[async_trait]
+pub trait TransactionStore: Send + Sync + 'static {
+    /// Stores new rows, all or none. Durable when it returns.
+    async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError>;
+
+    /// One row.
+    async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError>;
+
+    /// The row that is bound to a relayer's transaction.
+    async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError>;
+
+    /// Which of these relayer transactions are bound to some row.
+    async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError>;
+
+    /// Saves a move, with its steps, if the row's version is one below; durable when it returns. A relayer
+    /// transaction that another row already has is a [`StoreError::Conflict`].
+    async fn save(&self, moved: &Moved) -> Result<Saved, StoreError>;
+
+    /// Adds a step to a row's timeline without moving it.
+    async fn note(&self, id: TransactionId, step: &Step, now: Timestamp) -> Result<(), StoreError>;
+
+    /// A row's timeline, oldest first.
+    async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError>;
+
+    /// A page of rows, newest first.
+    async fn list(&self, filter: &Filter, before: Option<TransactionId>, max: usize)
+    -> Result<Vec<Transaction>, StoreError>;
+
+    /// Rows whose check is due, the longest overdue first.
+    async fn due(&self, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError>;
+
+    /// Rows with a claim, newest first.
+    async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError>;
+
+    /// The row last bound to that relayer before `before`: a witness of whether the relayer still remembers.
+    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError>;
+
+    /// Keeps a webhook whose transaction is not bound yet.
+    async fn keep_early(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError>;
+
+    /// Takes out the webhooks kept for a transaction, in the order they came.
+    async fn take_early(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError>;
+
+    /// Drops early webhooks received before `before`, and consumers not seen since.
+    async fn forget(&self, before: Timestamp) -> Result<u64, StoreError>;
+
+    /// Says that a consumer is alive.
+    async fn pulse(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError>;
+
+    /// When a consumer was last alive.
+    async fn last_pulse(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError>;
+
+    /// Counts for the metrics and the health page.
+    async fn census(&self) -> Result<Census, StoreError>;
+
+    /// Answers if the database does.
+    async fn ping(&self) -> Result<(), StoreError>;
+}
+
+/// What became of a save.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saved {
+    /// It is stored.
+    Yes,
+    /// Somebody else moved the row in between: read it again and decide anew.
+    Stale,
+}
+
+/// One line of a timeline, as stored.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct TimelineEntry {
+    /// Its place.
+    pub seq: u64,
+    /// When.
+    pub at: Timestamp,
+    /// What, in one word.
+    pub action: String,
+    /// The rest.
+    pub detail: String,
+}
+
+/// Which rows to list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only this status.
+    pub status: Option<Status>,
+    /// Only this kind.
+    pub kind: Option<Kind>,
+    /// Only what this relayer has, or may have.
+    pub relayer: Option<RelayerUrl>,
+    /// Only accepted at or after.
+    pub from: Option<Timestamp>,
+    /// Only accepted before.
+    pub until: Option<Timestamp>,
+    /// Only those whose outcome is in doubt.
+    pub in_doubt: bool,
+}
+
+/// Counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Rows that are not final, by status, with the age of the oldest.
+    pub open: Vec<(Status, u64)>,
+    /// When the oldest pending row was accepted.
+    pub oldest_pending: Option<Timestamp>,
+    /// Claims held.
+    pub claims: u64,
+    /// Claims whose outcome is unknown.
+    pub claims_in_doubt: u64,
+    /// Rows whose relayer has forgotten them.
+    pub forgotten: u64,
+}
+
+/// What can go wrong at the seam.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database could not do it; nothing was changed.
+    #[error("the database is unavailable")]
+    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// No answer: it may have been changed.
+    #[error("the database did not answer; the outcome is unknown")]
+    OutcomeUnknown(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A rule of the database forbids it.
+    #[error("the rule {constraint} forbids it")]
+    Conflict {
+        /// Which one.
+        constraint: &'static str,
+    },
+    /// A row cannot be read back.
+    #[error("row {id} of {table} has an unreadable {column}")]
+    Corrupt {
+        /// The table.
+        table: &'static str,
+        /// The column.
+        column: &'static str,
+        /// The row.
+        id: String,
+    },
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::OutcomeUnknown(_))
+    }
+}
+
+/// The rule that a relayer transaction belongs to one row.
+pub const RELAYER_TX_ID_UNIQUE: &str = "transactions_relayer_tx_id";
+
+/// How long early webhooks are kept: a bind comes within a submission's time, or after the reconciler's search.
+pub const EARLY_WEBHOOK_LIFETIME: Duration = Duration::from_secs(3600);

@@ -1,0 +1,556 @@
+//! The embedded store: SQLite, in the same file as the embedded queue, so that a row and its message are one commit
+//! ([`SqliteStore::accept`]). The single writer and its group commit are [`pipeline::sqlite::Database`]'s.
+
+use async_trait::async_trait;
+use pipeline::Outgoing;
+use pipeline::queue::sqlite::SqliteQueue;
+use pipeline::sqlite::{Database, DatabaseError};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Census, Filter, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry, TransactionStore};
+use crate::relay::call::DirectRequest;
+use crate::relay::transaction::{
+    Binding, Claim, ConsumerId, Doubt, FailedBy, Kind, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step,
+    Transaction, TransactionId,
+};
+use crate::timestamp::Timestamp;
+
+/// The embedded store.
+#[derive(Clone)]
+pub struct SqliteStore {
+    database: Database,
+}
+
+/// The migrations, in order; the version is the place in this list.
+const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_init.sql")];
+
+/// One transaction's timeline stops growing here, whatever a relayer keeps sending.
+const TIMELINE_ENTRIES_MAX: u32 = 500;
+
+const COLUMNS: &str = "id, kind, status, version, request, api_key, created_at, updated_at, confirmed_at, hash, sender, \
+     claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_absent_since, \
+     relayer_url, relayer_tx_id, bound_at, relayer_progress, forgotten_since, \
+     attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at";
+
+const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, api_key, created_at, updated_at, \
+     confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_absent_since, \
+     relayer_url, relayer_tx_id, bound_at, relayer_progress, forgotten_since, \
+     attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at) \
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, \
+     ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32)";
+
+/// What never changes (kind, request, key, created_at) is not written again.
+const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?8, confirmed_at = ?9, \
+     hash = ?10, sender = ?11, claim_consumer = ?12, claim_token = ?13, claim_relayer = ?14, claim_at = ?15, \
+     claim_doubt = ?16, claim_open_until = ?17, claim_absent_since = ?18, relayer_url = ?19, relayer_tx_id = ?20, \
+     bound_at = ?21, relayer_progress = ?22, forgotten_since = ?23, attempts = ?24, reroutes = ?25, replays = ?26, \
+     auto_replayed = ?27, avoid_relayer = ?28, failed_by = ?29, error_message = ?30, result = ?31, check_at = ?32 \
+     WHERE id = ?1 AND version = ?4 - 1";
+
+const ADD_STEP: &str = "INSERT INTO timeline (transaction_id, seq, at, action, detail) \
+     SELECT ?1, COALESCE(MAX(seq), 0) + 1, ?2, ?3, ?4 FROM timeline WHERE transaction_id = ?1 \
+     HAVING COALESCE(MAX(seq), 0) < ?5";
+
+impl SqliteStore {
+    /// A store on this database, migrated.
+    pub async fn open(database: &Database) -> Result<Self, StoreError> {
+        let store = Self { database: database.clone() };
+        store.migrate().await?;
+        Ok(store)
+    }
+
+    /// Brings the schema up to date; returns how many steps were taken.
+    pub async fn migrate(&self) -> Result<usize, StoreError> {
+        self.write(|connection| {
+            connection.execute_batch(
+                "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL, applied_at INTEGER NOT NULL) STRICT",
+            )?;
+            let done: usize =
+                connection.query_row("SELECT COALESCE(MAX(version), 0) FROM schema_version", [], |row| row.get(0))?;
+            for (index, sql) in MIGRATIONS.iter().enumerate().skip(done) {
+                connection.execute_batch(sql)?;
+                connection.execute(
+                    "INSERT INTO schema_version (version, applied_at) VALUES (?1, ?2)",
+                    params![index + 1, Timestamp::now().0],
+                )?;
+            }
+            Ok(MIGRATIONS.len() - done.min(MIGRATIONS.len()))
+        })
+        .await
+    }
+
+    /// Stores a row and its message in one commit: there is no moment in which one exists without the other.
+    pub async fn accept(&self, row: Transaction, message: Outgoing, queue: &SqliteQueue) -> Result<(), StoreError> {
+        let queue = queue.clone();
+        self.write(move |connection| {
+            insert(connection, &row)?;
+            queue.enqueue(connection, std::slice::from_ref(&message))?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn write<T, F>(&self, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        self.database.write(job).await.map_err(store_error)
+    }
+
+    async fn read<T, F>(&self, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        self.database.read(job).await.map_err(store_error)
+    }
+
+    /// Rows of a query, each read back whole.
+    async fn rows(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Vec<Transaction>, StoreError> {
+        let raw = self
+            .read(move |connection| {
+                let mut statement = connection.prepare_cached(&sql)?;
+                let rows = statement.query_map(params_from_iter(values.iter()), raw_row)?;
+                rows.collect::<Result<Vec<_>, _>>()
+            })
+            .await?;
+        raw.into_iter().map(RawRow::read).collect()
+    }
+
+    async fn one(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Option<Transaction>, StoreError> {
+        Ok(self.rows(sql, values).await?.into_iter().next())
+    }
+}
+
+#[async_trait]
+impl TransactionStore for SqliteStore {
+    async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
+        let rows = rows.to_vec();
+        self.write(move |connection| rows.iter().try_for_each(|row| insert(connection, row))).await
+    }
+
+    async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
+        self.one(format!("SELECT {COLUMNS} FROM transactions WHERE id = ?1"), vec![Box::new(id.0.into_bytes())]).await
+    }
+
+    async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM transactions WHERE relayer_tx_id = ?1");
+        self.one(sql, vec![Box::new(tx_id.0.clone())]).await
+    }
+
+    async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError> {
+        let tx_ids = tx_ids.to_vec();
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached("SELECT 1 FROM transactions WHERE relayer_tx_id = ?1")?;
+            let mut bound = Vec::new();
+            for tx_id in tx_ids {
+                if statement.exists([&tx_id.0])? {
+                    bound.push(tx_id);
+                }
+            }
+            Ok(bound)
+        })
+        .await
+    }
+
+    async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
+        let Moved { transaction, steps } = moved.clone();
+        self.write(move |connection| {
+            let changed = connection.prepare_cached(UPDATE)?.execute(params_from_iter(values(&transaction).iter()))?;
+            if changed == 0 {
+                return Ok(Saved::Stale);
+            }
+            for step in &steps {
+                add_step(connection, transaction.id, step, transaction.updated_at)?;
+            }
+            Ok(Saved::Yes)
+        })
+        .await
+    }
+
+    async fn note(&self, id: TransactionId, step: &Step, now: Timestamp) -> Result<(), StoreError> {
+        let step = step.clone();
+        self.write(move |connection| add_step(connection, id, &step, now)).await
+    }
+
+    async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError> {
+        self.read(move |connection| {
+            let mut statement = connection
+                .prepare_cached("SELECT seq, at, action, detail FROM timeline WHERE transaction_id = ?1 ORDER BY seq")?;
+            let entries = statement.query_map([id.0.into_bytes()], |row| {
+                Ok(TimelineEntry {
+                    seq: row.get(0)?,
+                    at: Timestamp(row.get(1)?),
+                    action: row.get(2)?,
+                    detail: row.get(3)?,
+                })
+            })?;
+            entries.collect()
+        })
+        .await
+    }
+
+    async fn list(
+        &self,
+        filter: &Filter,
+        before: Option<TransactionId>,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        let mut conditions = vec!["1 = 1"];
+        let mut values: Vec<Box<dyn ToSql + Send>> = Vec::new();
+        let mut add = |condition: &'static str, value: Box<dyn ToSql + Send>| {
+            conditions.push(condition);
+            values.push(value);
+        };
+        if let Some(status) = filter.status {
+            add("status = ?", Box::new(status.name()));
+        }
+        if let Some(kind) = filter.kind {
+            add("kind = ?", Box::new(kind.name()));
+        }
+        if let Some(relayer) = &filter.relayer {
+            add("COALESCE(relayer_url, claim_relayer) = ?", Box::new(relayer.0.clone()));
+        }
+        // Ids begin with the time, so a bound on the time is a bound on the id.
+        if let Some(from) = filter.from {
+            add("id >= ?", Box::new(first_id_at(from)));
+        }
+        if let Some(until) = filter.until {
+            add("id < ?", Box::new(first_id_at(until)));
+        }
+        if let Some(before) = before {
+            add("id < ?", Box::new(before.0.into_bytes()));
+        }
+        if filter.in_doubt {
+            conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
+        }
+        values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
+        let conditions = conditions.join(" AND ");
+        self.rows(format!("SELECT {COLUMNS} FROM transactions WHERE {conditions} ORDER BY id DESC LIMIT ?"), values).await
+    }
+
+    async fn due(&self, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM transactions WHERE check_at <= ?1 ORDER BY check_at LIMIT ?2");
+        self.rows(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+    }
+
+    async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM transactions WHERE claim_consumer IS NOT NULL ORDER BY id DESC LIMIT ?1");
+        self.rows(sql, vec![Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+    }
+
+    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions WHERE relayer_url = ?1 AND relayer_tx_id IS NOT NULL AND bound_at < ?2 \
+             AND id < ?3 ORDER BY id DESC LIMIT 1"
+        );
+        self.one(sql, vec![Box::new(relayer.0.clone()), Box::new(before.0), Box::new(first_id_at(before))]).await
+    }
+
+    async fn keep_early(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
+        let (tx_id, record) = (tx_id.0.clone(), record.to_owned());
+        self.write(move |connection| {
+            connection
+                .prepare_cached(
+                    "INSERT INTO early_webhooks (relayer_tx_id, seq, received_at, record) \
+                     SELECT ?1, COALESCE(MAX(seq), 0) + 1, ?2, ?3 FROM early_webhooks WHERE relayer_tx_id = ?1 \
+                     HAVING COALESCE(MAX(seq), 0) < 20",
+                )?
+                .execute(params![tx_id, now.0, record])?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn take_early(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
+        const SELECT: &str = "SELECT record FROM early_webhooks WHERE relayer_tx_id = ?1 ORDER BY seq";
+        // Nearly always there is none: look without taking the writer.
+        let tx_id = tx_id.0.clone();
+        let look = tx_id.clone();
+        if !self.read(move |connection| connection.prepare_cached(SELECT)?.exists([&look])).await? {
+            return Ok(Vec::new());
+        }
+        self.write(move |connection| {
+            let mut statement = connection.prepare_cached(SELECT)?;
+            let records = statement.query_map([&tx_id], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+            connection.execute("DELETE FROM early_webhooks WHERE relayer_tx_id = ?1", [&tx_id])?;
+            Ok(records)
+        })
+        .await
+    }
+
+    async fn forget(&self, before: Timestamp) -> Result<u64, StoreError> {
+        self.write(move |connection| {
+            let webhooks = connection.execute("DELETE FROM early_webhooks WHERE received_at < ?1", [before.0])?;
+            connection.execute("DELETE FROM consumers WHERE seen_at < ?1", [before.0])?;
+            Ok(webhooks as u64)
+        })
+        .await
+    }
+
+    async fn pulse(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
+        let consumer = consumer.0.clone();
+        self.write(move |connection| {
+            connection
+                .prepare_cached(
+                    "INSERT INTO consumers (id, seen_at) VALUES (?1, ?2) ON CONFLICT (id) DO UPDATE SET seen_at = ?2",
+                )?
+                .execute(params![consumer, now.0])?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn last_pulse(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
+        let consumer = consumer.0.clone();
+        self.read(move |connection| {
+            connection
+                .prepare_cached("SELECT seen_at FROM consumers WHERE id = ?1")?
+                .query_row([consumer], |row| Ok(Timestamp(row.get(0)?)))
+                .optional()
+        })
+        .await
+    }
+
+    async fn census(&self) -> Result<Census, StoreError> {
+        self.read(|connection| {
+            let count = |sql: &str| connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, u64>(0));
+            let by_status = |status: Status| {
+                connection
+                    .prepare_cached("SELECT COUNT(*) FROM transactions WHERE status = ?1")?
+                    .query_row([status.name()], |row| row.get::<_, u64>(0))
+            };
+            Ok(Census {
+                open: vec![
+                    (Status::Pending, by_status(Status::Pending)?),
+                    (Status::Submitted, by_status(Status::Submitted)?),
+                ],
+                oldest_pending: connection
+                    .prepare_cached("SELECT created_at FROM transactions WHERE status = 'pending' ORDER BY id LIMIT 1")?
+                    .query_row([], |row| Ok(Timestamp(row.get(0)?)))
+                    .optional()?,
+                claims: count("SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL")?,
+                claims_in_doubt: count(
+                    "SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
+                )?,
+                forgotten: count(
+                    "SELECT COUNT(*) FROM transactions WHERE status = 'submitted' AND forgotten_since IS NOT NULL",
+                )?,
+            })
+        })
+        .await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.read(|connection| connection.query_row("SELECT 1", [], |_| Ok(()))).await
+    }
+}
+
+fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
+    connection.prepare_cached(INSERT)?.execute(params_from_iter(values(row).iter()))?;
+    Ok(())
+}
+
+fn add_step(connection: &Connection, id: TransactionId, step: &Step, at: Timestamp) -> Result<(), rusqlite::Error> {
+    connection.prepare_cached(ADD_STEP)?.execute(params![
+        id.0.into_bytes(),
+        at.0,
+        step.action,
+        step.detail,
+        TIMELINE_ENTRIES_MAX
+    ])?;
+    Ok(())
+}
+
+/// The smallest UUIDv7 of that millisecond.
+fn first_id_at(at: Timestamp) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..6].copy_from_slice(&u64::try_from(at.0).unwrap_or(0).to_be_bytes()[2..]);
+    bytes
+}
+
+/// A row's values, in the order of the columns.
+fn values(row: &Transaction) -> [Box<dyn ToSql>; 32] {
+    let claim = row.claim.as_ref();
+    let doubt = claim.and_then(|claim| claim.doubt.as_ref());
+    let binding = row.binding.as_ref();
+    let at = |moment: Option<Timestamp>| moment.map(|moment| moment.0);
+    [
+        Box::new(row.id.0.into_bytes()),
+        Box::new(row.kind.name()),
+        Box::new(row.status.name()),
+        Box::new(i64::try_from(row.version).unwrap_or(i64::MAX)),
+        Box::new(row.request.to_string()),
+        Box::new(row.api_key.clone()),
+        Box::new(row.created_at.0),
+        Box::new(row.updated_at.0),
+        Box::new(at(row.confirmed_at)),
+        Box::new(row.hash.clone()),
+        Box::new(row.from.clone()),
+        Box::new(claim.map(|claim| claim.consumer.0.clone())),
+        Box::new(claim.map(|claim| claim.token.into_bytes())),
+        Box::new(claim.map(|claim| claim.relayer.0.clone())),
+        Box::new(claim.map(|claim| claim.at.0)),
+        Box::new(doubt.map(|doubt| doubt.reason.clone())),
+        Box::new(doubt.map(|doubt| doubt.open_until.0)),
+        Box::new(at(doubt.and_then(|doubt| doubt.absent_since))),
+        Box::new(binding.map(|binding| binding.relayer.0.clone())),
+        Box::new(binding.map(|binding| binding.tx_id.0.clone())),
+        Box::new(binding.map(|binding| binding.at.0)),
+        Box::new(binding.map(|binding| binding.progress.name())),
+        Box::new(at(binding.and_then(|binding| binding.forgotten_since))),
+        Box::new(row.attempts),
+        Box::new(row.reroutes),
+        Box::new(row.replays),
+        Box::new(row.auto_replayed),
+        Box::new(row.avoid.as_ref().map(|relayer| relayer.0.clone())),
+        Box::new(row.failed_by.map(FailedBy::name)),
+        Box::new(row.error_message.clone()),
+        Box::new(row.result.as_ref().map(Value::to_string)),
+        Box::new(at(row.check_at)),
+    ]
+}
+
+/// A row as SQLite gives it; turning it into a transaction can fail, and then says which column.
+struct RawRow {
+    id: [u8; 16],
+    kind: String,
+    status: String,
+    version: u64,
+    request: String,
+    api_key: String,
+    created_at: i64,
+    updated_at: i64,
+    confirmed_at: Option<i64>,
+    hash: Option<String>,
+    sender: Option<String>,
+    claim: (Option<String>, Option<[u8; 16]>, Option<String>, Option<i64>),
+    doubt: (Option<String>, Option<i64>, Option<i64>),
+    binding: (Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>),
+    attempts: u32,
+    reroutes: u32,
+    replays: u32,
+    auto_replayed: bool,
+    avoid: Option<String>,
+    failed_by: Option<String>,
+    error_message: Option<String>,
+    result: Option<String>,
+    check_at: Option<i64>,
+}
+
+fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
+    Ok(RawRow {
+        id: row.get(0)?,
+        kind: row.get(1)?,
+        status: row.get(2)?,
+        version: row.get(3)?,
+        request: row.get(4)?,
+        api_key: row.get(5)?,
+        created_at: row.get(6)?,
+        updated_at: row.get(7)?,
+        confirmed_at: row.get(8)?,
+        hash: row.get(9)?,
+        sender: row.get(10)?,
+        claim: (row.get(11)?, row.get(12)?, row.get(13)?, row.get(14)?),
+        doubt: (row.get(15)?, row.get(16)?, row.get(17)?),
+        binding: (row.get(18)?, row.get(19)?, row.get(20)?, row.get(21)?, row.get(22)?),
+        attempts: row.get(23)?,
+        reroutes: row.get(24)?,
+        replays: row.get(25)?,
+        auto_replayed: row.get(26)?,
+        avoid: row.get(27)?,
+        failed_by: row.get(28)?,
+        error_message: row.get(29)?,
+        result: row.get(30)?,
+        check_at: row.get(31)?,
+    })
+}
+
+impl RawRow {
+    fn read(self) -> Result<Transaction, StoreError> {
+        let id = TransactionId(Uuid::from_bytes(self.id));
+        let corrupt = |column| StoreError::Corrupt { table: "transactions", column, id: id.to_string() };
+        let request: Value = serde_json::from_str(&self.request).map_err(|_| corrupt("request"))?;
+        let parsed = DirectRequest::parse(&request).map_err(|_| corrupt("request"))?;
+        let claim = match self.claim {
+            (None, None, None, None) => None,
+            (Some(consumer), Some(token), Some(relayer), Some(at)) => Some(Claim {
+                consumer: ConsumerId(consumer),
+                token: Uuid::from_bytes(token),
+                relayer: RelayerUrl(relayer),
+                at: Timestamp(at),
+                doubt: match self.doubt {
+                    (None, None, None) => None,
+                    (Some(reason), Some(open_until), absent) => Some(Doubt {
+                        reason,
+                        open_until: Timestamp(open_until),
+                        absent_since: absent.map(Timestamp),
+                    }),
+                    _ => return Err(corrupt("claim_doubt")),
+                },
+            }),
+            _ => return Err(corrupt("claim_consumer")),
+        };
+        let binding = match self.binding {
+            (None, None, None, None, None) => None,
+            (Some(relayer), Some(tx_id), Some(at), Some(progress), forgotten) => Some(Binding {
+                relayer: RelayerUrl(relayer),
+                tx_id: RelayerTxId(tx_id),
+                at: Timestamp(at),
+                progress: Progress::parse(&progress).ok_or_else(|| corrupt("relayer_progress"))?,
+                forgotten_since: forgotten.map(Timestamp),
+            }),
+            _ => return Err(corrupt("relayer_url")),
+        };
+        let failed_by = match self.failed_by {
+            Some(name) => Some(FailedBy::parse(&name).ok_or_else(|| corrupt("failed_by"))?),
+            None => None,
+        };
+        let result = match self.result {
+            Some(text) => Some(serde_json::from_str(&text).map_err(|_| corrupt("result"))?),
+            None => None,
+        };
+        Ok(Transaction {
+            id,
+            kind: Kind::parse(&self.kind).ok_or_else(|| corrupt("kind"))?,
+            status: Status::parse(&self.status).ok_or_else(|| corrupt("status"))?,
+            version: self.version,
+            retry_on_failure: parsed.retry_on_failure,
+            call: parsed.call,
+            request,
+            api_key: self.api_key,
+            created_at: Timestamp(self.created_at),
+            updated_at: Timestamp(self.updated_at),
+            confirmed_at: self.confirmed_at.map(Timestamp),
+            hash: self.hash,
+            from: self.sender,
+            claim,
+            binding,
+            attempts: self.attempts,
+            reroutes: self.reroutes,
+            replays: self.replays,
+            auto_replayed: self.auto_replayed,
+            avoid: self.avoid.map(RelayerUrl),
+            failed_by,
+            error_message: self.error_message,
+            result,
+            check_at: self.check_at.map(Timestamp),
+        })
+    }
+}
+
+fn store_error(error: DatabaseError) -> StoreError {
+    match error {
+        DatabaseError::Sqlite(rusqlite::Error::SqliteFailure(code, Some(text)))
+            if code.code == rusqlite::ErrorCode::ConstraintViolation && text.contains("relayer_tx_id") =>
+        {
+            StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE }
+        }
+        DatabaseError::OutcomeUnknown(_) => StoreError::OutcomeUnknown(Box::new(error)),
+        error => StoreError::Unavailable(Box::new(error)),
+    }
+}

@@ -1,0 +1,319 @@
+//! Every state, every move: walks all rows that any sequence of moves can reach and checks the rules on each edge.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use alloy_primitives::U256;
+use serde_json::json;
+
+use super::super::report::{Mode, Report, ReportedStatus, Verdict};
+use super::*;
+
+const CLOCKS: Clocks = Clocks {
+    pending_check: Duration::from_secs(600),
+    claim_check: Duration::from_secs(10),
+    submit_timeout: Duration::from_secs(30),
+    send_window: Duration::from_secs(5),
+    doubt_check: Duration::from_secs(1),
+    absence_confirm: Duration::from_secs(5),
+    submitted_check: Duration::from_secs(30),
+    submitted_check_max: Duration::from_secs(300),
+};
+const TO: &str = "0x5fbdb2315678afecb367f032d93f642f64180aa3";
+
+fn token(number: u128) -> Uuid {
+    Uuid::from_u128(number)
+}
+
+fn consumer(name: &str) -> ConsumerId {
+    ConsumerId(name.to_owned())
+}
+
+fn relayer(name: &str) -> RelayerUrl {
+    RelayerUrl(format!("http://{name}"))
+}
+
+fn accepted(retry_on_failure: bool) -> Transaction {
+    let body = json!({ "to": TO, "value": "7", "retryOnFailure": retry_on_failure });
+    let request = DirectRequest::parse(&body).unwrap();
+    Transaction::accepted(TransactionId(token(1)), &request, "test".into(), Timestamp(0), &CLOCKS)
+}
+
+fn report(status: ReportedStatus, signed: bool, reason: &str, hash: &str) -> Report {
+    Report {
+        tx_id: RelayerTxId("oz-1".into()),
+        status,
+        reason: Some(reason.to_owned()),
+        hash: signed.then(|| hash.to_owned()),
+        nonce: signed.then_some(1),
+        from: None,
+        to: Some(TO.to_owned()),
+        value: Some(U256::from(7)),
+        data: Some("0x".to_owned()),
+        gas_limit: None,
+        created_at: None,
+        confirmed_at: None,
+        raw: json!({}),
+    }
+}
+
+/// What a move is, for the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Machine,
+    OperatorReplay,
+}
+
+type Move = (String, Who, Box<dyn Fn(&Transaction, Timestamp) -> Option<Moved>>);
+
+fn verdict(verdict: Verdict) -> Option<Moved> {
+    match verdict {
+        Verdict::Move(moved) | Verdict::Reroute(moved) => Some(*moved),
+        Verdict::DoubleSend(_) | Verdict::Ignore(_) => None,
+    }
+}
+
+/// Every move there is, by the right holder of the claim and by a wrong one.
+fn moves() -> Vec<Move> {
+    let mut moves: Vec<Move> = Vec::new();
+    let mut add = |name: String, decide: Box<dyn Fn(&Transaction, Timestamp) -> Option<Moved>>| {
+        let who = if name == "replay" { Who::OperatorReplay } else { Who::Machine };
+        moves.push((name, who, decide));
+    };
+    for (number, holder) in [(10, "a"), (11, "b")] {
+        let key = token(number);
+        add(
+            format!("claim {holder}"),
+            Box::new(move |row, now| row.claim(&consumer(holder), key, &relayer("r1"), "test", now, &CLOCKS).ok()),
+        );
+        add(format!("release {holder}"), Box::new(move |row, now| row.release(key, "paused", now, &CLOCKS).ok()));
+        add(
+            format!("bind {holder}"),
+            Box::new(move |row, now| row.bind(key, &RelayerTxId("oz-1".into()), None, "test", now, &CLOCKS).ok()),
+        );
+        add(format!("doubt {holder}"), Box::new(move |row, now| row.doubt(key, "500", true, now, &CLOCKS).ok()));
+        add(format!("doubt unanswered {holder}"), Box::new(move |row, now| row.doubt(key, "timeout", false, now, &CLOCKS).ok()));
+        add(
+            format!("attempt failed {holder}"),
+            Box::new(move |row, now| row.attempt_failed(key, "409", 3, now, &CLOCKS).ok()),
+        );
+        add(format!("refuse {holder}"), Box::new(move |row, now| row.refuse(key, "400", now, &CLOCKS).ok()));
+        add(format!("absent {holder}"), Box::new(move |row, now| row.absent(key, now, &CLOCKS).ok()));
+        for gone in [true, false] {
+            add(
+                format!("take over {holder} {gone}"),
+                Box::new(move |row, now| row.take_over(&consumer(holder), key, gone, now, &CLOCKS).ok()),
+            );
+        }
+    }
+    add("look again".into(), Box::new(|row, now| row.look_again(now + Duration::from_secs(9), now).ok()));
+    add("forgotten".into(), Box::new(|row, now| row.forgotten(now + Duration::from_secs(9), now).ok()));
+    add("abandon".into(), Box::new(|row, now| row.abandon("unreadable", now).ok()));
+    add("replay".into(), Box::new(|row, now| row.replay(now, &CLOCKS).ok()));
+    add("resolve resend".into(), Box::new(|row, now| row.resolve_resend(now, &CLOCKS).ok()));
+    add("resolve fail".into(), Box::new(|row, now| row.resolve_fail(now).ok()));
+    let reports = [
+        report(ReportedStatus::Open(Progress::Sent), true, "", "0x01"),
+        report(ReportedStatus::Open(Progress::Submitted), true, "", "0x02"),
+        report(ReportedStatus::Open(Progress::Mined), true, "", "0x01"),
+        report(ReportedStatus::Confirmed, true, "", "0x01"),
+        report(ReportedStatus::Confirmed, true, "", "0x02"),
+        report(ReportedStatus::Failed, true, "reverted", "0x01"),
+        report(ReportedStatus::Failed, false, "Insufficient balance", ""),
+        report(ReportedStatus::Failed, false, "gas limit exceeds block gas limit", ""),
+        report(ReportedStatus::Canceled, false, "", ""),
+        report(ReportedStatus::Expired, false, "", ""),
+        report(ReportedStatus::Unknown, false, "", ""),
+    ];
+    for mode in [Mode::FireAndForget, Mode::Confirm] {
+        for said in reports.clone() {
+            let name = format!("report {:?} {:?} {mode:?}", said.status, said.reason);
+            add(name, Box::new(move |row, now| verdict(row.report(&said, mode, now, &CLOCKS))));
+        }
+    }
+    moves
+}
+
+/// Rows that differ only in counters and times behave alike: the walk visits one of them.
+fn shape(row: &Transaction) -> String {
+    format!(
+        "{:?} {:?} {:?} {:?} {} {} {:?} {:?} {}",
+        row.status,
+        row.claim.as_ref().map(|claim| {
+            let doubt = claim.doubt.as_ref();
+            (claim.token, doubt.is_some(), doubt.map(|doubt| doubt.absent_since.is_some()))
+        }),
+        row.binding.as_ref().map(|binding| (binding.progress, binding.forgotten_since.is_some())),
+        row.hash,
+        row.attempts,
+        row.auto_replayed,
+        row.failed_by,
+        row.avoid,
+        row.replays.min(1),
+    )
+}
+
+#[test]
+fn every_reachable_row_obeys_the_rules_under_every_move() {
+    let moves = moves();
+    let mut seen: HashMap<String, Transaction> = HashMap::new();
+    let mut open: VecDeque<(Transaction, Timestamp)> = VecDeque::new();
+    for retry_on_failure in [false, true] {
+        let row = accepted(retry_on_failure);
+        seen.insert(format!("{retry_on_failure} {}", shape(&row)), row.clone());
+        open.push_back((row, Timestamp(0)));
+    }
+    let mut edges = 0;
+    while let Some((row, at)) = open.pop_front() {
+        // Soon, and late enough for every clock to have run out.
+        for pause in [Duration::from_millis(1), Duration::from_secs(60)] {
+            let now = at + pause;
+            for (name, who, decide) in &moves {
+                let Some(moved) = decide(&row, now) else { continue };
+                check(&row, &moved, name, *who);
+                edges += 1;
+                let next = moved.transaction;
+                let key = format!("{} {}", next.retry_on_failure, shape(&next));
+                if seen.insert(key, next.clone()).is_none() {
+                    open.push_back((next, now));
+                }
+            }
+        }
+    }
+    assert!(seen.len() > 100 && edges > 1000, "the walk went nowhere: {} rows, {edges} moves", seen.len());
+    for status in Status::ALL {
+        assert!(seen.values().any(|row| row.status == *status), "{status} was never reached");
+    }
+}
+
+fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
+    let after = &moved.transaction;
+    let edge = format!("{name}: {} -> {}", shape(before), shape(after));
+    assert_eq!(after.version, before.version + 1, "each move is one version: {edge}");
+    assert!(after.updated_at >= before.updated_at, "time goes on: {edge}");
+    assert!(!(after.claim.is_some() && after.binding.is_some()), "claimed or bound, never both: {edge}");
+    assert_eq!(after.check_at.is_none(), after.status.is_final(), "looked at until final: {edge}");
+    assert_eq!(after.failed_by.is_some(), after.status == Status::Failed, "failure has an author: {edge}");
+    assert!(after.status != Status::Failed || after.error_message.is_some(), "failure has a reason: {edge}");
+    assert_eq!((&after.request, &after.call), (&before.request, &before.call), "the request never changes: {edge}");
+    if after.status.is_final() {
+        assert!(after.claim.is_none(), "nobody holds what is final: {edge}");
+    }
+    match who {
+        Who::OperatorReplay => {
+            assert_eq!(before.status, Status::Failed, "{edge}");
+            assert!(before.binding.is_none(), "what a relayer took is not replayed: {edge}");
+        }
+        Who::Machine => {
+            assert!(after.status.rank() >= before.status.rank(), "state went back: {edge}");
+            assert!(!before.status.is_final(), "final is final: {edge}");
+        }
+    }
+    // A claim changes hands only when its submission has certainly ended or its owner is gone.
+    if let (Some(old), Some(new)) = (&before.claim, &after.claim)
+        && old.token != new.token
+    {
+        assert!(name.starts_with("take over"), "{edge}");
+        assert_eq!((old.relayer.clone(), old.at), (new.relayer.clone(), new.at), "the doubt keeps its origin: {edge}");
+        assert!(new.doubt.is_some(), "what is taken over is in doubt: {edge}");
+    }
+    // A claim ends only by an answer, by proof of absence, or by an operator.
+    if before.claim.is_some() && after.claim.is_none() {
+        let ways = ["release", "bind", "attempt failed", "refuse", "absent", "resolve"];
+        assert!(ways.iter().any(|way| name.starts_with(way)), "{edge}");
+    }
+    // Only a relayer's word sets the hash, and only a claim leads to a binding.
+    if after.hash != before.hash {
+        assert!(name.starts_with("report"), "{edge}");
+    }
+    if before.binding.is_none() && after.binding.is_some() {
+        assert!(before.claim.is_some() && name.starts_with("bind"), "{edge}");
+    }
+}
+
+fn claimed(now: Timestamp) -> Transaction {
+    accepted(false).claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &CLOCKS).unwrap().transaction
+}
+
+#[test]
+fn a_second_claim_is_refused() {
+    let row = claimed(Timestamp(0));
+    let second = row.claim(&consumer("b"), token(11), &relayer("r2"), "test", Timestamp(1), &CLOCKS);
+    assert_eq!(second.unwrap_err(), Refused::Claimed);
+}
+
+#[test]
+fn a_live_claim_cannot_be_taken_over_and_a_late_finish_is_refused() {
+    let row = claimed(Timestamp(0));
+    let early = row.take_over(&consumer("b"), token(11), false, Timestamp(34_999), &CLOCKS);
+    assert_eq!(early.unwrap_err(), Refused::NotOurClaim);
+    let taken = row.take_over(&consumer("b"), token(11), false, Timestamp(35_000), &CLOCKS).unwrap().transaction;
+    let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(36_000), &CLOCKS);
+    assert_eq!(late.unwrap_err(), Refused::NotOurClaim);
+    assert!(row.take_over(&consumer("b"), token(11), true, Timestamp(1), &CLOCKS).is_ok(), "its owner is gone");
+}
+
+#[test]
+fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
+    let row = claimed(Timestamp(0));
+    let doubtful = row.doubt(token(10), "timeout", false, Timestamp(10_000), &CLOCKS).unwrap().transaction;
+    let early = doubtful.absent(token(10), Timestamp(34_999), &CLOCKS).unwrap().transaction;
+    assert_eq!(early.claim.unwrap().doubt.unwrap().absent_since, None);
+    let first = doubtful.absent(token(10), Timestamp(35_000), &CLOCKS).unwrap().transaction;
+    let soon = first.absent(token(10), Timestamp(39_999), &CLOCKS).unwrap().transaction;
+    assert!(soon.claim.is_some());
+    let proven = first.absent(token(10), Timestamp(40_000), &CLOCKS).unwrap().transaction;
+    assert_eq!((proven.claim, proven.attempts), (None, 0));
+}
+
+#[test]
+fn an_answered_request_has_ended_at_once() {
+    let row = claimed(Timestamp(0));
+    let doubtful = row.doubt(token(10), "500", true, Timestamp(100), &CLOCKS).unwrap().transaction;
+    let first = doubtful.absent(token(10), Timestamp(1100), &CLOCKS).unwrap().transaction;
+    let proven = first.absent(token(10), Timestamp(6100), &CLOCKS).unwrap().transaction;
+    assert_eq!(proven.claim, None);
+}
+
+#[test]
+fn three_failed_attempts_are_the_end() {
+    let mut row = accepted(false);
+    for attempt in 1..=3 {
+        let now = Timestamp(attempt);
+        row = row.claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &CLOCKS).unwrap().transaction;
+        row = row.attempt_failed(token(10), "409", 3, now, &CLOCKS).unwrap().transaction;
+    }
+    assert_eq!((row.status, row.attempts, row.failed_by), (Status::Failed, 3, Some(FailedBy::Consumer)));
+    let again = row.replay(Timestamp(9), &CLOCKS).unwrap().transaction;
+    assert_eq!((again.status, again.attempts, again.replays), (Status::Pending, 0, 1));
+}
+
+#[test]
+fn retry_on_failure_starts_over_exactly_once() {
+    let mut row = accepted(true);
+    let mut failures = 0;
+    while row.status != Status::Failed {
+        row = row.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(1), &CLOCKS).unwrap().transaction;
+        row = row.refuse(token(10), "400", Timestamp(1), &CLOCKS).unwrap().transaction;
+        failures += 1;
+    }
+    assert_eq!(failures, 2);
+}
+
+#[test]
+fn releasing_uses_no_attempt() {
+    let row = claimed(Timestamp(0)).release(token(10), "paused", Timestamp(1), &CLOCKS).unwrap().transaction;
+    assert_eq!((row.status, row.attempts, row.claim), (Status::Pending, 0, None));
+}
+
+#[test]
+fn an_operator_resolves_only_what_is_in_doubt() {
+    assert!(accepted(false).resolve_resend(Timestamp(1), &CLOCKS).is_err());
+    assert!(claimed(Timestamp(0)).resolve_resend(Timestamp(1), &CLOCKS).is_err());
+    assert!(claimed(Timestamp(0)).resolve_fail(Timestamp(1)).is_err());
+    assert!(accepted(false).resolve_fail(Timestamp(1)).is_ok());
+    let doubtful = claimed(Timestamp(0)).doubt(token(10), "500", true, Timestamp(1), &CLOCKS).unwrap().transaction;
+    assert!(doubtful.is_in_doubt());
+    assert_eq!(doubtful.resolve_resend(Timestamp(2), &CLOCKS).unwrap().transaction.claim, None);
+    assert_eq!(doubtful.resolve_fail(Timestamp(2)).unwrap().transaction.status, Status::Failed);
+}

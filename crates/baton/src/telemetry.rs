@@ -1,0 +1,31 @@
+//! Logs and metrics of a process. JSON lines by default, text for people; durations as histograms with fixed buckets.
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogConfig;
+
+/// Starts the logs. An unreadable level is an error that names it.
+pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&config.level)
+        .map_err(|error| anyhow::anyhow!("LOG_LEVEL {:?} cannot be read: {error}", config.level))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = if config.json {
+        builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
+    } else {
+        builder.with_target(false).compact().try_init()
+    };
+    started.map_err(|error| anyhow::anyhow!("the logs cannot start: {error}"))
+}
+
+/// From a tenth of a millisecond to a minute.
+const SECONDS: [f64; 17] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+
+/// Installs the recorder of this process.
+pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
+        .install_recorder()?;
+    Ok(handle)
+}

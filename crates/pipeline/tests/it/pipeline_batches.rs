@@ -1,0 +1,215 @@
+//! Messages in groups: full or late, one verdict each, flushed at shutdown.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pipeline::queue::memory::MemoryQueue;
+use pipeline::{
+    BatchHandler, BatchOptions, CancellationToken, Message, Outcome, Pipeline, PipelineOptions, Queue, RetryPolicy,
+    Summary,
+};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use crate::pipeline_run::{LONG, PATIENCE, memory, send, until, until_empty};
+
+/// Items are the numbers in the bodies. What happens to a batch is up to `verdicts`.
+struct Numbers {
+    batches: Mutex<Vec<Vec<u32>>>,
+    verdicts: fn(&[u32]) -> Vec<Outcome>,
+    preparing: AtomicUsize,
+    prepare_gate: Option<Semaphore>,
+    handling: AtomicUsize,
+    handle_gate: Option<Semaphore>,
+}
+
+impl Numbers {
+    fn new(verdicts: fn(&[u32]) -> Vec<Outcome>) -> Self {
+        Self {
+            batches: Mutex::default(),
+            verdicts,
+            preparing: AtomicUsize::new(0),
+            prepare_gate: None,
+            handling: AtomicUsize::new(0),
+            handle_gate: None,
+        }
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        self.batches.lock().unwrap().iter().map(Vec::len).collect()
+    }
+}
+
+#[async_trait::async_trait]
+impl BatchHandler for Numbers {
+    type Item = u32;
+
+    async fn prepare(&self, message: &Message) -> Result<u32, Outcome> {
+        self.preparing.fetch_add(1, Ordering::SeqCst);
+        if let Some(gate) = &self.prepare_gate {
+            gate.acquire().await.unwrap().forget();
+        }
+        let text = String::from_utf8_lossy(&message.body);
+        text.parse().map_err(|error| Outcome::Dead { reason: format!("not a number: {error}") })
+    }
+
+    async fn handle(&self, batch: &[u32]) -> Vec<Outcome> {
+        self.batches.lock().unwrap().push(batch.to_vec());
+        self.handling.fetch_add(1, Ordering::SeqCst);
+        if let Some(gate) = &self.handle_gate {
+            gate.acquire().await.unwrap().forget();
+        }
+        self.handling.fetch_sub(1, Ordering::SeqCst);
+        (self.verdicts)(batch)
+    }
+}
+
+fn all_done(batch: &[u32]) -> Vec<Outcome> {
+    vec![Outcome::Done; batch.len()]
+}
+
+struct Running {
+    handler: Arc<Numbers>,
+    shutdown: CancellationToken,
+    task: JoinHandle<Summary>,
+}
+
+fn start(queue: &MemoryQueue, batching: BatchOptions, handler: Numbers) -> Running {
+    let (handler, shutdown) = (Arc::new(handler), CancellationToken::new());
+    let panic_retry = RetryPolicy { attempts_max: 2, first_delay: Duration::from_millis(1), ..RetryPolicy::default() };
+    let options = PipelineOptions { panic_retry, ..PipelineOptions::default() };
+    let pipeline = Pipeline::new(Arc::new(queue.clone()), options);
+    let task = tokio::spawn(pipeline.run_batches(handler.clone(), batching, shutdown.clone()));
+    Running { handler, shutdown, task }
+}
+
+impl Running {
+    async fn stop(self) -> Summary {
+        self.shutdown.cancel();
+        tokio::time::timeout(PATIENCE, self.task).await.expect("it does not stop").unwrap()
+    }
+}
+
+fn by_size(size: usize) -> BatchOptions {
+    BatchOptions { size, timeout: LONG, ..BatchOptions::default() }
+}
+
+#[tokio::test]
+async fn a_full_batch_does_not_wait() {
+    let queue = memory(LONG);
+    send(&queue, 10).await;
+    let running = start(&queue, by_size(5), Numbers::new(all_done));
+    until_empty(&queue).await;
+    assert_eq!(running.handler.sizes(), [5, 5]);
+    assert_eq!(running.stop().await.done, 10);
+}
+
+#[tokio::test]
+async fn a_late_batch_goes_as_it_is() {
+    let queue = memory(LONG);
+    send(&queue, 3).await;
+    let batching = BatchOptions { timeout: Duration::from_millis(50), ..BatchOptions::default() };
+    let running = start(&queue, batching, Numbers::new(all_done));
+    until_empty(&queue).await;
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.handled), (3, 3));
+}
+
+#[tokio::test]
+async fn each_message_is_settled_by_its_own_verdict() {
+    let queue = memory(LONG);
+    send(&queue, 4).await;
+    let verdicts = |batch: &[u32]| {
+        let verdict = |number: &u32| match number {
+            1 => Outcome::Dead { reason: "one".into() },
+            2 => Outcome::Retry { after: LONG, reason: "two".into() },
+            _ => Outcome::Done,
+        };
+        batch.iter().map(verdict).collect()
+    };
+    let running = start(&queue, by_size(4), Numbers::new(verdicts));
+    until("the batch is settled", || async {
+        let depth = queue.depth().await.unwrap();
+        (depth.ready, depth.in_flight, depth.delayed, depth.dead) == (0, 0, 1, 1)
+    })
+    .await;
+    let letter = queue.dead_letters(None, 1).await.unwrap().remove(0);
+    assert_eq!((letter.body.as_slice(), letter.reason.as_str()), (b"1".as_slice(), "one"));
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.dead, summary.retried), (2, 1, 1));
+}
+
+#[tokio::test]
+async fn what_cannot_be_prepared_joins_no_batch() {
+    let queue = memory(LONG);
+    queue.send(&[pipeline::Outgoing::new("seven")]).await.remove(0).unwrap();
+    send(&queue, 2).await;
+    let running = start(&queue, by_size(2), Numbers::new(all_done));
+    until_empty(&queue).await;
+    assert_eq!(running.handler.sizes(), [2]);
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.dead, summary.handled), (2, 1, 3));
+    let letter = queue.dead_letters(None, 1).await.unwrap().remove(0);
+    assert!(letter.reason.starts_with("not a number"), "{}", letter.reason);
+}
+
+#[tokio::test]
+async fn a_panic_or_a_wrong_count_fails_the_whole_batch() {
+    for (verdicts, reason) in [
+        ((|_| panic!("on purpose")) as fn(&[u32]) -> Vec<Outcome>, "the handler panicked: on purpose"),
+        (|batch| vec![Outcome::Done; batch.len() - 1], "the handler gave 2 outcomes for 3 messages"),
+    ] {
+        let queue = memory(LONG);
+        send(&queue, 3).await;
+        let running = start(&queue, by_size(3), Numbers::new(verdicts));
+        until_empty(&queue).await;
+        let summary = running.stop().await;
+        assert_eq!((summary.done, summary.retried, summary.dead), (0, 3, 3));
+        for letter in queue.dead_letters(None, 10).await.unwrap() {
+            assert_eq!(letter.reason, format!("{reason} (attempt 2 of 2)"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn shutdown_flushes_what_was_gathered() {
+    let queue = memory(LONG);
+    send(&queue, 3).await;
+    let running = start(&queue, by_size(100), Numbers::new(all_done));
+    until("all are prepared", || async { running.handler.preparing.load(Ordering::SeqCst) == 3 }).await;
+    let handler = running.handler.clone();
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.handed_back), (3, 0));
+    assert_eq!(handler.sizes(), [3]);
+}
+
+#[tokio::test]
+async fn shutdown_hands_back_what_was_not_prepared() {
+    let queue = memory(LONG);
+    send(&queue, 5).await;
+    let handler = Numbers { prepare_gate: Some(Semaphore::new(0)), ..Numbers::new(all_done) };
+    let running = start(&queue, BatchOptions { processors: 1, ..by_size(100) }, handler);
+    until("one is being prepared", || async { running.handler.preparing.load(Ordering::SeqCst) == 1 }).await;
+    running.shutdown.cancel();
+    until("the others are back", || async { queue.depth().await.unwrap().ready == 4 }).await;
+    running.handler.prepare_gate.as_ref().unwrap().add_permits(10);
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.handed_back, summary.received), (1, 4, 5));
+}
+
+#[tokio::test]
+async fn no_more_batches_at_once_than_batchers_and_no_more_taken_than_fits() {
+    let queue = memory(LONG);
+    send(&queue, 100).await;
+    let handler = Numbers { handle_gate: Some(Semaphore::new(0)), ..Numbers::new(all_done) };
+    let batching = BatchOptions { batchers: 2, processors: 3, ..by_size(5) };
+    let running = start(&queue, batching, handler);
+    until("two batches are being handled", || async { running.handler.handling.load(Ordering::SeqCst) == 2 }).await;
+    until("it has taken what fits", || async { queue.depth().await.unwrap().in_flight == 5 * 3 + 3 }).await;
+    assert_eq!(running.handler.handling.load(Ordering::SeqCst), 2);
+    running.handler.handle_gate.as_ref().unwrap().add_permits(100);
+    until("the full batches are through", || async { running.handler.sizes().len() >= 19 }).await;
+    let summary = running.stop().await;
+    assert_eq!(summary.done, 100);
+}

@@ -1,0 +1,106 @@
+//! Really separate processes on one file: this test binary starts itself again as the other one.
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use pipeline::queue::sqlite::SqliteQueue;
+use pipeline::sqlite::Database;
+use pipeline::{Outgoing, Queue, QueueOptions};
+
+use crate::database::PATIENCE;
+
+const FILE: &str = "PIPELINE_TEST_CHILD_FILE";
+const COUNT: &str = "PIPELINE_TEST_CHILD_COUNT";
+
+/// The other process: sends `COUNT` messages and prints the id of each once it is stored. Run as an ordinary test it
+/// has nothing to do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child() {
+    let Ok(file) = std::env::var(FILE) else { return };
+    let count: u64 = std::env::var(COUNT).unwrap().parse().unwrap();
+    let queue = open(Path::new(&file)).await;
+    for number in 0..count {
+        let id = queue.send(&[Outgoing::new(format!("message {number}"))]).await.remove(0).unwrap();
+        println!("\nsent {id}");
+    }
+}
+
+fn start_child(file: &Path, count: u64) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::child", "--nocapture"])
+        .env(FILE, file)
+        .env(COUNT, count.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines.map_while(Result::ok).filter_map(|line| line.strip_prefix("sent ").map(str::to_owned)))
+}
+
+async fn open(file: &Path) -> SqliteQueue {
+    let db = Database::open(file).unwrap();
+    SqliteQueue::open(&db, "test", QueueOptions::default()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_of_another_process_wakes_a_waiting_receiver() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("test.db");
+    let queue = open(&file).await;
+    // Without the notice it would find the message only at the end of its wait.
+    let receiver = tokio::spawn(async move { queue.receive(1, PATIENCE * 10).await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let (mut child, mut sent) = start_child(&file, 1);
+    let id = tokio::task::spawn_blocking(move || sent.next()).await.unwrap().expect("the child sent nothing");
+    let got = tokio::time::timeout(PATIENCE, receiver).await.expect("not woken").unwrap();
+    assert_eq!(got[0].id.0, id);
+    assert!(child.wait().unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_answered_survives_kill_9() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("test.db");
+    let (mut child, mut sent) = start_child(&file, u64::MAX);
+    let (child, mut answered) = tokio::task::spawn_blocking(move || {
+        let mut answered: HashSet<String> = sent.by_ref().take(50).collect();
+        child.kill().unwrap();
+        // What was printed before the blow was answered too.
+        answered.extend(sent);
+        (child.wait().unwrap(), answered)
+    })
+    .await
+    .unwrap();
+    assert!(!child.success(), "it was to be killed");
+    assert!(answered.len() >= 50);
+    let queue = open(&file).await;
+    loop {
+        let messages = queue.receive(1000, Duration::ZERO).await.unwrap();
+        if messages.is_empty() {
+            break;
+        }
+        messages.iter().for_each(|message| drop(answered.remove(&message.id.0)));
+    }
+    assert!(answered.is_empty(), "lost: {answered:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_busy_processes_both_get_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("test.db");
+    let queue = open(&file).await;
+    let (mut child, sent) = start_child(&file, 300);
+    let counting = tokio::task::spawn_blocking(move || sent.count());
+    // This process never stops writing while the other one works.
+    let mut here = 0;
+    while !counting.is_finished() {
+        queue.send(&[Outgoing::new("here")]).await.remove(0).unwrap();
+        here += 1;
+    }
+    assert_eq!(counting.await.unwrap(), 300);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(queue.depth().await.unwrap().ready, 300 + here);
+}
