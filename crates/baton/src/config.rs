@@ -207,7 +207,11 @@ pub const VARIABLES: &[Variable] = &[
     var("RECONCILE_SUBMITTED_MS", "30000", "a submitted row with no news is asked for after so long; doubles"),
     var("RECONCILE_SUBMITTED_MAX_MS", "300000", "the longest pause between two such questions"),
     var("RECONCILE_UNKNOWN_MS", "1000", "an unknown outcome: how soon and how often the relayer is asked"),
-    var("RECONCILE_ABSENT_MS", "5000", "how long a relayer must go on not listing a submission before it is sent again"),
+    var(
+        "RECONCILE_ABSENT_MS",
+        "5000",
+        "how long a relayer must go on not listing a submission before it is sent again",
+    ),
     var("LOG_FORMAT", "json", "`json` or `text` (`dev`: text)"),
     var("LOG_LEVEL", "info", "error, warn, info, debug, trace, or per-module directives"),
 ];
@@ -223,6 +227,19 @@ impl Config {
     /// Reads the process environment.
     pub fn from_env(service: Service) -> Result<Self, ConfigError> {
         Self::from_vars(service, |name| std::env::var(name).ok())
+    }
+
+    /// Reads the process environment between what is fixed and what stands in for unset variables.
+    pub fn from_env_between(
+        service: Service,
+        fixed: &[(&str, String)],
+        defaults: &[(&str, &str)],
+    ) -> Result<Self, ConfigError> {
+        Self::from_vars(service, |name| {
+            let set = fixed.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+            set.or_else(|| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
+                .or_else(|| defaults.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        })
     }
 
     /// Reads variables through `lookup`; says everything that is wrong at once.
@@ -293,7 +310,10 @@ impl Config {
                     report_lifetime: health_interval * 3,
                 },
             },
-            log: LogConfig { json: vars.log_json(), level: vars.text("LOG_LEVEL").unwrap_or_else(|| "info".to_owned()) },
+            log: LogConfig {
+                json: vars.log_json(),
+                level: vars.text("LOG_LEVEL").unwrap_or_else(|| "info".to_owned()),
+            },
         };
         if config.relay.routing.breaker_open > config.relay.routing.breaker_open_max {
             vars.problem("BREAKER_OPEN_MAX_MS", "is less than BREAKER_OPEN_MS");
@@ -583,7 +603,11 @@ mod tests {
                 line.trim_start_matches("# ").starts_with(&format!("{}={}", variable.name, variable.default))
             });
             assert!(in_example, ".env.example lacks {}={}", variable.name, variable.default);
-            let row = format!("| `{}` | {} |", variable.name, if variable.default.is_empty() { "-" } else { variable.default });
+            let row = format!(
+                "| `{}` | {} |",
+                variable.name,
+                if variable.default.is_empty() { "-" } else { variable.default }
+            );
             assert!(page.contains(&row), "configuration.md lacks {row}");
         }
         let known: Vec<_> = VARIABLES.iter().map(|variable| variable.name).collect();

@@ -52,10 +52,8 @@ impl Selection {
         let about = transaction_id(letter).map(|id| id.to_string());
         let by_id = self.ids.is_empty()
             || self.ids.iter().any(|id| *id == letter.id.0 || Some(id.as_str()) == about.as_deref());
-        let by_reason = self
-            .reason
-            .as_ref()
-            .is_none_or(|wanted| letter.reason.to_lowercase().contains(&wanted.to_lowercase()));
+        let by_reason =
+            self.reason.as_ref().is_none_or(|wanted| letter.reason.to_lowercase().contains(&wanted.to_lowercase()));
         by_id && by_reason
     }
 }

@@ -1,5 +1,7 @@
 //! Logs and metrics of a process. JSON lines by default, text for people; durations as histograms with fixed buckets.
 
+use std::io::IsTerminal;
+
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 
@@ -13,7 +15,7 @@ pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
     let started = if config.json {
         builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     } else {
-        builder.with_target(false).compact().try_init()
+        builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).compact().try_init()
     };
     started.map_err(|error| anyhow::anyhow!("the logs cannot start: {error}"))
 }

@@ -58,7 +58,7 @@ impl Server {
             // It cannot fail: it is not aborted and does not panic.
             let _ = task.await;
         }
-        // So that nothing of before is still acted upon afterwards. A handler that holds its connection is not waited for.
+        // So that nothing of before is still acted upon afterwards; a handler that clings to its connection may.
         self.lines.close();
         let _ = tokio::time::timeout(Duration::from_secs(2), self.lines.wait()).await;
     }

@@ -21,7 +21,8 @@
 //! ```
 //! use std::sync::Arc;
 //! use pipeline::queue::memory::MemoryQueue;
-//! use pipeline::{CancellationToken, Handler, Message, Outcome, Outgoing, Pipeline, PipelineOptions, Queue, QueueOptions};
+//! use pipeline::{CancellationToken, Handler, Message, Outcome, Outgoing};
+//! use pipeline::{Pipeline, PipelineOptions, Queue, QueueOptions};
 //!
 //! struct Greeter(CancellationToken);
 //!

@@ -316,7 +316,8 @@ impl Delivery {
         let Message { id, receives, .. } = &self.message;
         let policy = &self.engine.options.panic_retry;
         self.engine.meters.panicked();
-        tracing::error!(queue = self.engine.queue.name(), messageId = %id, attempt = receives, reason, "a handler failed");
+        let queue = self.engine.queue.name();
+        tracing::error!(queue, messageId = %id, attempt = receives, reason, "a handler failed");
         if policy.allows_another(*receives) {
             Outcome::Retry { after: policy.delay(*receives, rand::random()), reason: reason.to_owned() }
         } else {
@@ -381,7 +382,8 @@ impl Engine {
         let mut flow = Flow::default();
         loop {
             // One receive waits for messages. Others join it only while they come back full, and ask without waiting.
-            let another = flow.full && receives.len() < self.options.receives_max && slots.available_permits() >= batch_max;
+            let another =
+                flow.full && receives.len() < self.options.receives_max && slots.available_permits() >= batch_max;
             let mut reserved = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
@@ -456,7 +458,10 @@ impl Engine {
     /// Waits for `handlers`, but not longer than a drain may take.
     async fn drain(&self, handlers: impl Future<Output = ()>) {
         if tokio::time::timeout(self.options.drain_timeout, handlers).await.is_err() {
-            tracing::warn!(queue = self.queue.name(), "handlers still run at the end of the drain; their messages come back");
+            tracing::warn!(
+                queue = self.queue.name(),
+                "handlers still run at the end of the drain; their messages come back"
+            );
         }
     }
 

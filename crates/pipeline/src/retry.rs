@@ -27,12 +27,7 @@ pub struct RetryPolicy {
 
 impl Default for RetryPolicy {
     fn default() -> Self {
-        Self {
-            attempts_max: 3,
-            first_delay: Duration::from_secs(5),
-            factor: 3.0,
-            delay_max: Duration::from_secs(300),
-        }
+        Self { attempts_max: 3, first_delay: Duration::from_secs(5), factor: 3.0, delay_max: Duration::from_secs(300) }
     }
 }
 

@@ -1,9 +1,9 @@
 //! One SQLite file, shared by everything embedded: the queue, and the tables of whoever uses this crate.
 //!
-//! Writes go through one thread that commits them in groups ([`writer`]): a commit costs one fsync whether it carries
-//! one job or a thousand, so jobs that pile up while the disk works share the next one. Reads run beside it on a
-//! small pool of connections; the write-ahead log lets them see the last commit without waiting for the next.
-//! Whoever sleeps until something changes does so on a [`Signal`] ([`signal`]). Several processes may share the file.
+//! Writes go through one thread that commits them in groups (`sqlite/writer.rs`): a commit costs one fsync whether it
+//! carries one job or a thousand, so jobs that pile up while the disk works share the next one. Reads run beside it on
+//! a small pool of connections; the write-ahead log lets them see the last commit without waiting for the next.
+//! Whoever sleeps until something changes does so on a [`Signal`]. Several processes may share the file.
 
 mod signal;
 mod writer;

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args;
 use pipeline::sqlite::Database;
+use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
 use super::service::{open_database, run_parts};
@@ -25,8 +27,9 @@ pub struct DevArgs {
     /// Where to keep the data
     #[arg(long, value_name = "DIR", default_value = "./.baton")]
     data_dir: PathBuf,
-    /// First port of the development relayers (they take three); 0: any free ones
-    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    /// First port of the development relayers (they take three in a row)
+    // Fixed, since a relayer is known by its URL: what is under way at a stop must find it again at the next start.
+    #[arg(long, value_name = "PORT", default_value_t = 3081)]
     relayer_port: u16,
 }
 
@@ -56,7 +59,7 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
 
     let database = open_database(&config)?;
     let lane = Lane::open(&config, &database).await?;
-    greet(&args, address, &relayers);
+    greet(&args, &config, address, &relayers);
     let code = run_parts(&config, Service::Serve, &lane, listener, metrics, shutdown).await;
     relayers_stop.cancel();
     for relayer in relayers {
@@ -84,12 +87,7 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
         ("RELAYER_RATE_PER_SECOND", "0"),
         ("RELAYER_MAX_IN_FLIGHT", "100000"),
     ];
-    let config = Config::from_vars(Service::Serve, |name| {
-        let set = fixed.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-        set.or_else(|| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
-            .or_else(|| defaults.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
-    })?;
-    Ok(config)
+    Ok(Config::from_env_between(Service::Serve, &fixed, &defaults)?)
 }
 
 async fn start_relayers(
@@ -100,7 +98,7 @@ async fn start_relayers(
 ) -> anyhow::Result<Vec<DevRelayer>> {
     let mut relayers = Vec::new();
     for index in 1..=RELAYERS {
-        let port = if args.relayer_port == 0 { 0 } else { args.relayer_port + index - 1 };
+        let port = args.relayer_port + index - 1;
         let options = DevRelayerOptions {
             index: usize::from(index),
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
@@ -111,29 +109,35 @@ async fn start_relayers(
             seed: 0,
             step: Duration::from_millis(300),
         };
-        relayers.push(DevRelayer::start(options, stop.clone()).await?);
+        let started = DevRelayer::start(options, stop.clone()).await;
+        let hint = || format!("development relayer {index} cannot use port {port}; choose others with --relayer-port");
+        relayers.push(started.with_context(hint)?);
     }
     Ok(relayers)
 }
 
-fn greet(args: &DevArgs, api: SocketAddr, relayers: &[DevRelayer]) {
+fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelayer]) {
     println!("Baton (development) listens on http://{api}; data in {}", args.data_dir.display());
     for (index, relayer) in relayers.iter().enumerate() {
         println!("  development relayer {} on {} (touches no chain)", index + 1, relayer.url());
     }
+    // A key from the environment is not printed.
+    let own: [u8; 32] = Sha256::digest(API_KEY).into();
+    let ours = config.http.api_keys.iter().any(|key| key.sha256 == own);
+    let key = if ours { API_KEY } else { "$RELAY_API_KEY" };
     println!();
     println!("Send a transaction:");
     println!();
     println!("  curl -s http://{api}/api/v1/relay/direct \\");
-    println!("    -H 'X-API-Key: {API_KEY}' -H 'Content-Type: application/json' \\");
+    println!("    -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
     println!(
         "    -d '{{\"to\":\"0x5FbDB2315678afecb367f032d93F642f64180aa3\",\"value\":\"1000000000000000001\",\"speed\":\"fast\"}}'"
     );
     println!();
     println!("Follow it with the transactionId of the answer:");
     println!();
-    println!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H 'X-API-Key: {API_KEY}'");
-    println!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H 'X-API-Key: {API_KEY}'");
+    println!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H \"X-API-Key: {key}\"");
+    println!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H \"X-API-Key: {key}\"");
     println!();
     println!("All of them: http://{api}/api/v1/relay/transactions    Health: http://{api}/health    Ctrl-C stops.");
     println!();

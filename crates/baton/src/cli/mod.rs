@@ -16,8 +16,10 @@ use crate::config::{Config, Service};
 /// Takes work over HTTP, answers at once, and gets it done once.
 #[derive(Parser)]
 #[command(name = "baton", version, about, max_term_width = 100)]
-#[command(after_help = "Configuration comes from the environment: see docs/operations/configuration.md, or .env.example.\n\
-    To try it with nothing installed: baton dev")]
+#[command(
+    after_help = "Configuration comes from the environment: see docs/operations/configuration.md, or .env.example.\n\
+    To try it with nothing installed: baton dev"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -81,9 +83,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Dev(args) => dev::run(args).await,
         Command::Serve => service::run(Config::from_env(Service::Serve)?, Service::Serve).await,
         Command::RelayApi => service::run(Config::from_env(Service::RelayApi)?, Service::RelayApi).await,
-        Command::QueueConsumer => {
-            service::run(Config::from_env(Service::QueueConsumer)?, Service::QueueConsumer).await
-        }
+        Command::QueueConsumer => service::run(Config::from_env(Service::QueueConsumer)?, Service::QueueConsumer).await,
         Command::Migrate => migrate::run(&Config::from_env(Service::Command)?).await,
         Command::Dlq(command) => dlq::run(&Config::from_env(Service::Command)?, command).await,
         Command::Tx(command) => tx::run(&Config::from_env(Service::Command)?, command).await,

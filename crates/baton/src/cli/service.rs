@@ -72,12 +72,8 @@ pub async fn run_parts(
 }
 
 fn routes(config: &Config, service: Service, lane: &Lane, metrics: PrometheusHandle) -> Router {
-    let state = HealthState {
-        service: name(service),
-        book: Arc::clone(&lane.book),
-        pool: Arc::clone(&lane.pool),
-        metrics,
-    };
+    let state =
+        HealthState { service: name(service), book: Arc::clone(&lane.book), pool: Arc::clone(&lane.pool), metrics };
     let mut routes = health::routes(state);
     if service != Service::QueueConsumer {
         let keys = Arc::new(config.http.api_keys.clone());

@@ -87,9 +87,9 @@ async fn measure(request: Request, next: Next) -> Response {
 /// Binds the address, with an error that names it.
 pub async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     use anyhow::Context;
-    TcpListener::bind(listen)
-        .await
-        .with_context(|| format!("cannot listen on {listen}; is another process there? Set PORT (or --port) to another"))
+    TcpListener::bind(listen).await.with_context(|| {
+        format!("cannot listen on {listen}; is another process there? Set PORT (or --port) to another")
+    })
 }
 
 /// Serves until shutdown, then lets the requests under way finish.

@@ -75,7 +75,8 @@ async fn timeline(State(state): State<ApiState>, Path(id): Path<String>) -> Resu
     let Some(row) = state.book.store.get(id).await.map_err(store_problem)? else {
         return Err(Problem::not_found(format!("there is no transaction {id}")));
     };
-    let mut steps = vec![json!({ "seq": 0, "at": row.created_at, "action": "accepted", "detail": "stored and queued" })];
+    let mut steps =
+        vec![json!({ "seq": 0, "at": row.created_at, "action": "accepted", "detail": "stored and queued" })];
     for entry in state.book.store.timeline(id).await.map_err(store_problem)? {
         steps.push(json!(entry));
     }
@@ -145,7 +146,8 @@ impl ListQuery {
             }
             _ => {
                 return Err(
-                    "is not known; known are status, type, relayer, from, until, outcomeUnknown, cursor, limit".to_owned()
+                    "is not known; known are status, type, relayer, from, until, outcomeUnknown, cursor, limit"
+                        .to_owned(),
                 );
             }
         }

@@ -75,7 +75,9 @@ impl Lane {
         let clients = relay
             .relayers
             .iter()
-            .map(|(url, key)| RelayerClient::new(url, key).map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}")))
+            .map(|(url, key)| {
+                RelayerClient::new(url, key).map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}"))
+            })
             .collect::<anyhow::Result<Vec<_>>>()?;
         let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout);
         Ok(Self { book, pool, store, queue, config: relay, request_timeout: config.http.request_timeout })
@@ -157,8 +159,12 @@ impl Lane {
     async fn measure(&self, shutdown: CancellationToken) {
         loop {
             if let Ok(depth) = self.book.queue.depth().await {
-                let parts =
-                    [("ready", depth.ready), ("in_flight", depth.in_flight), ("delayed", depth.delayed), ("dead", depth.dead)];
+                let parts = [
+                    ("ready", depth.ready),
+                    ("in_flight", depth.in_flight),
+                    ("delayed", depth.delayed),
+                    ("dead", depth.dead),
+                ];
                 for (state, count) in parts {
                     gauge!("baton_queue_messages", "queue" => QUEUE, "state" => state).set(count as f64);
                 }

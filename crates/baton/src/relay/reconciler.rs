@@ -276,7 +276,8 @@ impl Reconciler {
     async fn bind(&self, row: &Transaction, token: Uuid, record: &Report) -> Result<bool, StoreError> {
         let now = Timestamp::now();
         let from = record.from.as_deref();
-        let bind = |row: &Transaction| row.bind(token, &record.tx_id, from, "found in its list", now, &self.book.clocks);
+        let bind =
+            |row: &Transaction| row.bind(token, &record.tx_id, from, "found in its list", now, &self.book.clocks);
         match self.book.update(row.id, bind).await {
             Ok(Updated::Moved(row)) => {
                 counter!("baton_reconciler_total", "finding" => "found").increment(1);

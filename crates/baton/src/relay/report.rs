@@ -7,9 +7,7 @@ use alloy_primitives::U256;
 use serde_json::Value;
 
 use super::call::Call;
-use super::transaction::{
-    Clocks, FailedBy, Moved, Progress, RelayerTxId, Status, Step, Transaction, failed, moved,
-};
+use super::transaction::{Clocks, FailedBy, Moved, Progress, RelayerTxId, Status, Step, Transaction, failed, moved};
 use crate::timestamp::Timestamp;
 
 /// A relayer's view of one of its transactions, whichever dialect it was told in.
@@ -220,8 +218,14 @@ impl Report {
     /// Whether the reason is one that another relayer would not share. The words are those of the relayer's own
     /// source; an unknown reason is the item's.
     fn relayers_own_fault(&self) -> bool {
-        const OWN: [&str; 6] =
-            ["pending state for over", "insufficient balance", "insufficient funds", "queue unavailable", "rpc", "provider"];
+        const OWN: [&str; 6] = [
+            "pending state for over",
+            "insufficient balance",
+            "insufficient funds",
+            "queue unavailable",
+            "rpc",
+            "provider",
+        ];
         let reason = self.reason.as_deref().unwrap_or_default().to_ascii_lowercase();
         OWN.iter().any(|own| reason.contains(own))
     }
@@ -329,7 +333,8 @@ mod tests {
     #[test]
     fn progress_only_goes_on() {
         let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Mined)));
-        let verdict = row.report(&word(ReportedStatus::Open(Progress::Sent)), Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        let verdict =
+            row.report(&word(ReportedStatus::Open(Progress::Sent)), Mode::FireAndForget, Timestamp(2), &CLOCKS);
         assert_eq!(verdict, Verdict::Ignore("older than what is known"));
         assert_eq!(row.status, Status::Submitted);
     }
@@ -346,7 +351,9 @@ mod tests {
 
     #[test]
     fn an_unsigned_failure_of_the_relayers_own_is_rerouted_without_an_attempt() {
-        for reason in ["Transaction in Pending state for over 2 minutes. Replacing with NOOP.", "Insufficient balance: …"] {
+        for reason in
+            ["Transaction in Pending state for over 2 minutes. Replacing with NOOP.", "Insufficient balance: …"]
+        {
             let mut report = word(ReportedStatus::Failed);
             (report.hash, report.nonce, report.reason) = (None, None, Some(reason.into()));
             let verdict = submitted().report(&report, Mode::FireAndForget, Timestamp(1), &CLOCKS);

@@ -115,10 +115,17 @@ impl Reason {
 /// The circuit breaker of one relayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Breaker {
-    Closed { failures: u32 },
-    Open { until: Instant, lasted: Duration },
+    Closed {
+        failures: u32,
+    },
+    Open {
+        until: Instant,
+        lasted: Duration,
+    },
     /// One transaction is let through to see.
-    Probing { lasted: Duration },
+    Probing {
+        lasted: Duration,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -395,10 +395,13 @@ impl Transaction {
             return Err(Refused::Claimed);
         }
         let mut next = self.next(now);
-        next.claim =
-            Some(Claim { consumer: consumer.clone(), token, relayer: relayer.clone(), at: now, doubt: None });
+        next.claim = Some(Claim { consumer: consumer.clone(), token, relayer: relayer.clone(), at: now, doubt: None });
         next.check_at = Some(now + clocks.claim_check);
-        Ok(moved(next, "claimed", format!("by {consumer}, attempt {}, routed to {relayer}: {because}", self.attempts + 1)))
+        Ok(moved(
+            next,
+            "claimed",
+            format!("by {consumer}, attempt {}, routed to {relayer}: {because}", self.attempts + 1),
+        ))
     }
 
     /// Gives the claim back: the relayer certainly did not take it.

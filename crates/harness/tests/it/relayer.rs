@@ -311,6 +311,11 @@ async fn a_jam_holds_everything_at_submitted() {
     relayer.set_faults(Faults { jammed: true, ..Faults::default() });
     let id = id_of(&send(&relayer, &body(1).to_string()).await.unwrap().1);
     until(&relayer, &id, Status::Submitted).await;
+    // Another relayer's whole run says how long to look, whatever the machine is busy with.
+    let free = start("relayer-b").await;
+    let other = id_of(&send(&free, &body(1).to_string()).await.unwrap().1);
+    until(&free, &other, Status::Confirmed).await;
+    assert_eq!(relayer.record(&id).unwrap().status, Status::Submitted);
     relayer.set_faults(Faults::default());
     until(&relayer, &id, Status::Confirmed).await;
 }

@@ -133,7 +133,7 @@ pub(super) async fn keep(engine: Arc<Engine>, stop: CancellationToken) {
                 Err(QueueError::LeaseLost) => {
                     if let Some(id) = engine.leases.lost(key) {
                         engine.meters.lease_lost();
-                        tracing::warn!(queue = engine.queue.name(), messageId = %id, "a lease was lost during handling");
+                        tracing::warn!(queue = engine.queue.name(), messageId = %id, "a lease was lost");
                     }
                 }
                 Err(error) => {

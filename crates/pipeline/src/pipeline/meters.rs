@@ -76,9 +76,8 @@ impl Meters {
         let settled = |outcome: &'static str| {
             Tally::new(counter!("pipeline_settled_total", "queue" => queue.to_owned(), "outcome" => outcome))
         };
-        let extend = |result: &'static str| {
-            counter!("pipeline_extended_total", "queue" => queue.to_owned(), "result" => result)
-        };
+        let extend =
+            |result: &'static str| counter!("pipeline_extended_total", "queue" => queue.to_owned(), "result" => result);
         Self {
             received: Tally::new(plain("pipeline_received_total")),
             handled: Tally::new(plain("pipeline_handled_total")),

@@ -35,8 +35,13 @@ pub(super) struct Verdict {
 
 pub(super) enum Kind {
     Done,
-    Retry { after: Duration, reason: String },
-    Dead { reason: String },
+    Retry {
+        after: Duration,
+        reason: String,
+    },
+    Dead {
+        reason: String,
+    },
     /// Not started, given back at shutdown.
     HandBack,
 }
@@ -133,7 +138,7 @@ fn conclude(engine: &Engine, mut verdict: Verdict, answer: Result<(), QueueError
                 engine.meters.lease_lost();
             }
             engine.meters.settle_failed();
-            tracing::warn!(queue, messageId = %id, error = %Causes(&error), "the lease ended before the verdict could be told");
+            tracing::warn!(queue, messageId = %id, error = %Causes(&error), "the lease ended before the verdict was told");
         }
         // The try that nobody answered had worked: what it settled is not ours any more.
         Err(QueueError::LeaseLost) if verdict.uncertain => settled(engine, &verdict),
@@ -161,7 +166,7 @@ fn settled(engine: &Engine, verdict: &Verdict) {
         Kind::HandBack => engine.meters.handed_back(),
         Kind::Retry { after, reason } => {
             engine.meters.retried();
-            tracing::info!(queue, messageId = %id, attempt, after_ms = after.as_millis(), reason, "will be tried again");
+            tracing::info!(queue, messageId = %id, attempt, after_ms = after.as_millis(), reason, "will be retried");
         }
         Kind::Dead { reason } => {
             engine.meters.dead();

@@ -6,7 +6,7 @@
 //! whether a thousand or a million wait behind them; its last column lets [`Queue::depth`] count without the rows.
 //!
 //! An idle receiver writes nothing: it looks with a read, then sleeps until a commit, the next `visible_at` or the end
-//! of its wait. Receivers of one process stand in line ([`Shared::turn`]) so that a message wakes one of them, not all;
+//! of its wait. Receivers of one process stand in line (`Shared::turn`) so that a message wakes one of them, not all;
 //! the next in line looks for itself as soon as the one before has taken something.
 
 use std::sync::Arc;
@@ -298,7 +298,8 @@ impl SqliteQueue {
         let now = self.shared.now_ms();
         let due = self.shared.sweep_at.load(Ordering::Relaxed);
         let next = after(now, SWEEP_EVERY);
-        if now < due || self.shared.sweep_at.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if now < due || self.shared.sweep_at.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
             return Ok(());
         }
         let shared = self.shared.clone();
@@ -333,8 +334,12 @@ impl Queue for SqliteQueue {
 
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
         let checks: Vec<_> = messages.iter().map(|message| self.shared.check_size(message)).collect();
-        let fitting: Vec<Outgoing> =
-            messages.iter().zip(&checks).filter(|(_, check)| check.is_ok()).map(|(message, _)| message.clone()).collect();
+        let fitting: Vec<Outgoing> = messages
+            .iter()
+            .zip(&checks)
+            .filter(|(_, check)| check.is_ok())
+            .map(|(message, _)| message.clone())
+            .collect();
         if fitting.is_empty() {
             return checks.into_iter().map(|check| check.map(|()| MessageId(String::new()))).collect();
         }
@@ -554,8 +559,7 @@ impl Shared {
         let before = now - millis(self.options.retention);
         let id = |row: &Row<'_>| row.get::<_, i64>(0);
         let wanted = named_params! { ":queue": self.key, ":before": before, ":now": now, ":max": limit(SWEEP_MAX) };
-        let live: Vec<i64> =
-            conn.prepare_cached(EXPIRED)?.query_map(wanted, id)?.collect::<rusqlite::Result<_>>()?;
+        let live: Vec<i64> = conn.prepare_cached(EXPIRED)?.query_map(wanted, id)?.collect::<rusqlite::Result<_>>()?;
         for id in &live {
             self.bury(conn, *id, "retention over")?;
         }

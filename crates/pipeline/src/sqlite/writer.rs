@@ -127,7 +127,7 @@ impl Writer {
         while let Some(first) = self.jobs.blocking_recv() {
             let (group, outcome) = self.commit_group(first);
             if let Err(error) = &outcome {
-                tracing::warn!(error = %error, jobs = group.len(), path = %self.path.display(), "a group commit failed");
+                tracing::warn!(%error, jobs = group.len(), path = %self.path.display(), "a group commit failed");
             }
             self.signals.fire_marked();
             for job in group {

@@ -38,7 +38,7 @@ async fn numbers(db: &Database) -> Vec<i64> {
     .unwrap()
 }
 
-/// Holds the writer until the sender is used or dropped, so that what comes meanwhile shares one commit.
+/// Holds the writer until the sender is used, so that what comes meanwhile shares one commit.
 async fn hold_writer(db: &Database, then: &mut JoinSet<()>) -> std::sync::mpsc::Sender<()> {
     let (release, wait) = std::sync::mpsc::channel();
     let (started, has_started) = tokio::sync::oneshot::channel();
@@ -46,7 +46,7 @@ async fn hold_writer(db: &Database, then: &mut JoinSet<()>) -> std::sync::mpsc::
     then.spawn(async move {
         let job = move |_: &rusqlite::Connection| {
             started.send(()).unwrap();
-            drop(wait.recv());
+            wait.recv().unwrap();
             Ok(())
         };
         db.write(job).await.unwrap();
@@ -315,8 +315,10 @@ async fn the_callers_row_and_its_message_are_one_commit() {
 async fn a_full_disk_refuses_whole_messages_and_passes() {
     let (db, _dir) = open();
     let queue = SqliteQueue::open(&db, "test", QueueOptions::default()).await.unwrap();
-    let limit = |pages: i64| move |conn: &rusqlite::Connection| {
-        conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |row| row.get::<_, i64>(0))
+    let limit = |pages: i64| {
+        move |conn: &rusqlite::Connection| {
+            conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |row| row.get::<_, i64>(0))
+        }
     };
     let pages: i64 = db.read(|conn| conn.query_row("PRAGMA page_count", [], |row| row.get(0))).await.unwrap();
     db.write(limit(pages + 20)).await.unwrap();
@@ -417,7 +419,8 @@ async fn the_log_does_not_grow_without_bound() {
     db.write(|conn| conn.execute_batch("CREATE TABLE blobs (id INTEGER PRIMARY KEY, b BLOB) STRICT")).await.unwrap();
     for _ in 0..100 {
         db.write(|conn| {
-            let sql = "INSERT INTO blobs (id, b) VALUES (1, randomblob(1000000)) ON CONFLICT DO UPDATE SET b = excluded.b";
+            let sql =
+                "INSERT INTO blobs (id, b) VALUES (1, randomblob(1000000)) ON CONFLICT DO UPDATE SET b = excluded.b";
             conn.execute(sql, [])
         })
         .await

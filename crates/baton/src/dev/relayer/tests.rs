@@ -196,14 +196,18 @@ async fn relayers_in_one_file_do_not_meet() {
     let step = Duration::from_millis(10);
     let (one, two) = (stand.start(1, step).await, stand.start(2, step).await);
     let (first, second) = (one.accept().await, two.accept().await);
+    let third = one.accept().await;
+    stand.until_told(&third, "confirmed").await;
     assert_eq!(one.get(&format!("/dev-relayer-1/transactions/{second}")).await.0, 404);
     assert_eq!(one.get("/dev-relayer-2/transactions").await.0, 404);
     one.stop().await;
     two.stop().await;
     let one = stand.start(1, step).await;
     let (_, list) = one.get("/dev-relayer-1/transactions").await;
-    assert_eq!(list["pagination"]["total_items"], 1);
-    assert_eq!(list["data"][0]["id"], first);
+    assert_eq!(list["pagination"]["total_items"], 2);
+    for (place, id, nonce) in [(0, third, 1), (1, first, 0)] {
+        assert_eq!((&list["data"][place]["id"], &list["data"][place]["nonce"]), (&json!(id), &json!(nonce)));
+    }
     one.stop().await;
 }
 

@@ -158,12 +158,9 @@ impl RelayerClient {
     /// Its load, balance and state. The flat dialect has no such call: its list said it all.
     pub async fn status(&self, listed: &Listed, timeout: Duration) -> Result<RelayerStatus, RelayerError> {
         match listed.dialect {
-            Dialect::Flat => Ok(RelayerStatus {
-                pending: listed.pending,
-                balance: None,
-                last_confirmed: None,
-                state: listed.state,
-            }),
+            Dialect::Flat => {
+                Ok(RelayerStatus { pending: listed.pending, balance: None, last_confirmed: None, state: listed.state })
+            }
             Dialect::OpenZeppelin => {
                 let body = self.get(&format!("api/v1/relayers/{}/status", listed.id), timeout).await?;
                 wire::read_status(&body).ok_or(RelayerError::Unreadable("the relayer's status"))

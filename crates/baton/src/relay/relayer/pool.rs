@@ -161,8 +161,11 @@ impl Pool {
         for view in self.view() {
             let relayer = view.url.0;
             gauge!("baton_relayer_load", "relayer" => relayer.clone()).set(view.load as f64);
-            gauge!("baton_relayer_able", "relayer" => relayer.clone())
-                .set(if view.passed_over.is_none() { 1.0 } else { 0.0 });
+            gauge!("baton_relayer_able", "relayer" => relayer.clone()).set(if view.passed_over.is_none() {
+                1.0
+            } else {
+                0.0
+            });
             for state in ["closed", "open", "half-open"] {
                 gauge!("baton_relayer_breaker", "relayer" => relayer.clone(), "state" => state)
                     .set(if view.breaker == state { 1.0 } else { 0.0 });

@@ -190,9 +190,9 @@ pub fn read_webhook(body: &Value) -> Option<Webhook> {
 /// The error text of a refusal, whatever its shape; shortened, since it is stored and shown.
 pub fn read_error(body: &str) -> String {
     const LENGTH_MAX: usize = 500;
-    let said = serde_json::from_str::<Value>(body).ok().and_then(|body| {
-        ["error", "message"].iter().find_map(|name| body.get(*name)?.as_str().map(str::to_owned))
-    });
+    let said = serde_json::from_str::<Value>(body)
+        .ok()
+        .and_then(|body| ["error", "message"].iter().find_map(|name| body.get(*name)?.as_str().map(str::to_owned)));
     let said = said.unwrap_or_else(|| body.trim().to_owned());
     if said.is_empty() { "no reason given".to_owned() } else { said.chars().take(LENGTH_MAX).collect() }
 }
@@ -241,7 +241,8 @@ mod tests {
 
     #[test]
     fn the_documents_list_is_read() {
-        let listed = read_list(&json!({ "data": [{ "id": "r1", "pending_transactions": 5, "status": "paused" }] })).unwrap();
+        let listed =
+            read_list(&json!({ "data": [{ "id": "r1", "pending_transactions": 5, "status": "paused" }] })).unwrap();
         assert_eq!((listed[0].dialect, listed[0].pending), (Dialect::Flat, Some(5)));
         assert_eq!(listed[0].state, ListedState::Paused);
         let one = read_list(&json!({ "relayerId": "r1", "numberOfPendingTransactions": 2, "paused": false })).unwrap();
@@ -307,7 +308,8 @@ mod tests {
 
     #[test]
     fn relayer_state_webhooks_are_not_transactions() {
-        let body = json!({ "id": "x", "event": "relayer_state_update", "payload": { "payload_type": "relayer_enabled" } });
+        let body =
+            json!({ "id": "x", "event": "relayer_state_update", "payload": { "payload_type": "relayer_enabled" } });
         assert_eq!(read_webhook(&body), Some(Webhook::Other("relayer_enabled".into())));
     }
 

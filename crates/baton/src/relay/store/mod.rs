@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::transaction::{
-    ConsumerId, Kind, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
-};
+use super::transaction::{ConsumerId, Kind, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// Keeps transactions.
@@ -41,8 +39,12 @@ pub trait TransactionStore: Send + Sync + 'static {
     async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError>;
 
     /// A page of rows, newest first.
-    async fn list(&self, filter: &Filter, before: Option<TransactionId>, max: usize)
-    -> Result<Vec<Transaction>, StoreError>;
+    async fn list(
+        &self,
+        filter: &Filter,
+        before: Option<TransactionId>,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError>;
 
     /// Rows whose check is due, the longest overdue first.
     async fn due(&self, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError>;

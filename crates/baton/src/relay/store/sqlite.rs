@@ -178,8 +178,9 @@ impl TransactionStore for SqliteStore {
 
     async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError> {
         self.read(move |connection| {
-            let mut statement = connection
-                .prepare_cached("SELECT seq, at, action, detail FROM timeline WHERE transaction_id = ?1 ORDER BY seq")?;
+            let mut statement = connection.prepare_cached(
+                "SELECT seq, at, action, detail FROM timeline WHERE transaction_id = ?1 ORDER BY seq",
+            )?;
             let entries = statement.query_map([id.0.into_bytes()], |row| {
                 Ok(TimelineEntry {
                     seq: row.get(0)?,
@@ -229,17 +230,18 @@ impl TransactionStore for SqliteStore {
         }
         values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
         let conditions = conditions.join(" AND ");
-        self.rows(format!("SELECT {COLUMNS} FROM transactions WHERE {conditions} ORDER BY id DESC LIMIT ?"), values).await
+        self.rows(format!("SELECT {COLUMNS} FROM transactions WHERE {conditions} ORDER BY id DESC LIMIT ?"), values)
+            .await
     }
 
     async fn due(&self, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
-        let sql =
-            format!("SELECT {COLUMNS} FROM transactions WHERE check_at <= ?1 ORDER BY check_at LIMIT ?2");
+        let sql = format!("SELECT {COLUMNS} FROM transactions WHERE check_at <= ?1 ORDER BY check_at LIMIT ?2");
         self.rows(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM transactions WHERE claim_consumer IS NOT NULL ORDER BY id DESC LIMIT ?1");
+        let sql =
+            format!("SELECT {COLUMNS} FROM transactions WHERE claim_consumer IS NOT NULL ORDER BY id DESC LIMIT ?1");
         self.rows(sql, vec![Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
@@ -485,11 +487,9 @@ impl RawRow {
                 at: Timestamp(at),
                 doubt: match self.doubt {
                     (None, None, None) => None,
-                    (Some(reason), Some(open_until), absent) => Some(Doubt {
-                        reason,
-                        open_until: Timestamp(open_until),
-                        absent_since: absent.map(Timestamp),
-                    }),
+                    (Some(reason), Some(open_until), absent) => {
+                        Some(Doubt { reason, open_until: Timestamp(open_until), absent_since: absent.map(Timestamp) })
+                    }
                     _ => return Err(corrupt("claim_doubt")),
                 },
             }),

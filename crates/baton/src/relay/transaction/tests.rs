@@ -92,7 +92,10 @@ fn moves() -> Vec<Move> {
             Box::new(move |row, now| row.bind(key, &RelayerTxId("oz-1".into()), None, "test", now, &CLOCKS).ok()),
         );
         add(format!("doubt {holder}"), Box::new(move |row, now| row.doubt(key, "500", true, now, &CLOCKS).ok()));
-        add(format!("doubt unanswered {holder}"), Box::new(move |row, now| row.doubt(key, "timeout", false, now, &CLOCKS).ok()));
+        add(
+            format!("doubt unanswered {holder}"),
+            Box::new(move |row, now| row.doubt(key, "timeout", false, now, &CLOCKS).ok()),
+        );
         add(
             format!("attempt failed {holder}"),
             Box::new(move |row, now| row.attempt_failed(key, "409", 3, now, &CLOCKS).ok()),

@@ -1,0 +1,158 @@
+//! Bad input gets an answer that names the field and the rule, and changes nothing.
+
+use harness::relayer::{sign_base64, sign_hex};
+use serde_json::{Value, json};
+
+use crate::stand::{API_KEY, Plan, Stand, TO, WEBHOOK_KEY};
+
+async fn post_raw(stand: &Stand, content_type: &str, body: impl Into<reqwest::Body>) -> (u16, Value, String) {
+    let request = stand.http.post(format!("{}/api/v1/relay/direct", stand.base)).header("x-api-key", API_KEY);
+    let response = request.header("content-type", content_type).body(body).send().await.unwrap();
+    let status = response.status().as_u16();
+    let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
+    (status, response.json().await.unwrap(), kind)
+}
+
+fn fields(problem: &Value) -> Vec<&str> {
+    problem["errors"].as_array().unwrap().iter().map(|error| error["field"].as_str().unwrap()).collect()
+}
+
+async fn nothing_happened(stand: &Stand) {
+    let (_, page) = stand.get("/api/v1/relay/transactions").await;
+    assert_eq!(page["transactions"], json!([]));
+    assert!(stand.relayers.iter().all(|relayer| relayer.accepted().is_empty()));
+}
+
+#[tokio::test]
+async fn without_a_known_key_nothing_is_said() {
+    let stand = Plan::relayers(1).start().await;
+    let url = format!("{}/api/v1/relay/direct", stand.base);
+    let body = json!({ "to": TO });
+    let without = stand.http.post(&url).json(&body).send().await.unwrap();
+    assert_eq!(without.status(), 401);
+    let mut without: Value = without.json().await.unwrap();
+    let wrong = stand.http.post(&url).header("x-api-key", "wrong").json(&body).send().await.unwrap();
+    assert_eq!(wrong.status(), 401);
+    let mut wrong: Value = wrong.json().await.unwrap();
+    for body in [&mut without, &mut wrong] {
+        body.as_object_mut().unwrap().remove("request_id").expect("a problem carries its request id");
+    }
+    assert_eq!(without, wrong, "the answer does not tell which");
+    for path in ["/api/v1/relay/transactions", "/api/v1/relay/status/x"] {
+        assert_eq!(stand.http.get(format!("{}{path}", stand.base)).send().await.unwrap().status(), 401, "{path}");
+    }
+    nothing_happened(&stand).await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_json_or_too_large_is_a_problem() {
+    let stand = Plan::relayers(1).start().await;
+    let json_type = "application/json";
+    let good = json!({ "to": TO }).to_string();
+    for (content_type, body, expected) in [
+        (json_type, "{".to_owned(), 400),
+        (json_type, String::new(), 400),
+        (json_type, "null".to_owned(), 400),
+        (json_type, "[]".to_owned(), 400),
+        ("text/plain", good.clone(), 415),
+        ("application/x-www-form-urlencoded", good.clone(), 415),
+        (json_type, format!(r#"{{"to":"{TO}","data":"0x{}"}}"#, "00".repeat(140_000)), 413),
+    ] {
+        let shown: String = body.chars().take(60).collect();
+        let (status, problem, kind) = post_raw(&stand, content_type, body).await;
+        assert_eq!(
+            (status, kind.as_str()),
+            (expected, "application/problem+json"),
+            "{content_type} {shown}: {problem}"
+        );
+        assert_eq!((&problem["status"], &problem["statusCode"]), (&json!(expected), &json!(expected)));
+        for name in ["type", "title", "detail", "message", "code", "request_id"] {
+            assert!(problem[name].is_string(), "{name} in {problem}");
+        }
+    }
+    let (status, _, _) = post_raw(&stand, "application/json; charset=utf-8", good).await;
+    assert_eq!(status, 202);
+}
+
+#[tokio::test]
+async fn every_bad_field_is_named_all_at_once() {
+    let stand = Plan::relayers(1).start().await;
+    let too_much = "115792089237316195423570985008687907853269984665640564039457584007913129639936";
+    for (field, bad) in [
+        ("to", json!("0x1234")),
+        ("to", json!("0x5FbDB2315678afecb367f032d93F642f64180aaz")),
+        ("to", json!("0x5FbDB2315678afecb367f032d93F642f64180aA3")),
+        ("data", json!("0x123")),
+        ("value", json!("-1")),
+        ("value", json!("1.5")),
+        ("value", json!(too_much)),
+        ("gas", json!("plenty")),
+        ("gas", json!(0)),
+        ("gas", json!("18446744073709551616")),
+        ("speed", json!("warp")),
+        ("nonce", json!(7)),
+    ] {
+        let mut body = json!({ "to": TO });
+        body[field] = bad.clone();
+        let (status, problem) = stand.post(&body).await;
+        assert_eq!(status, 400, "{field} = {bad}: {problem}");
+        assert_eq!(fields(&problem), [field], "{field} = {bad}");
+        assert!(problem["message"].as_str().unwrap().starts_with(field), "{problem}");
+    }
+    let (status, problem) = stand.post(&json!({})).await;
+    assert_eq!((status, fields(&problem)), (400, vec!["to"]));
+    let (_, problem) = stand.post(&json!({ "data": "0x1", "value": "x", "gas": "y", "speed": "z", "w": 1 })).await;
+    assert_eq!(fields(&problem), ["w", "to", "data", "value", "gas", "speed"]);
+    nothing_happened(&stand).await;
+}
+
+#[tokio::test]
+async fn unknown_ids_paths_and_methods_are_problems() {
+    let stand = Plan::relayers(1).start().await;
+    let unknown = "00000000-0000-7000-8000-000000000000";
+    for (path, expected) in [
+        ("/api/v1/relay/status/not-a-uuid".to_owned(), 400),
+        (format!("/api/v1/relay/status/{unknown}"), 404),
+        (format!("/api/v1/relay/transactions/{unknown}/timeline"), 404),
+        ("/api/v1/relay/transactions?limit=many".to_owned(), 400),
+        ("/api/v1/relay/direct".to_owned(), 405),
+        ("/nowhere".to_owned(), 404),
+    ] {
+        let (status, problem) = stand.get(&path).await;
+        assert_eq!(status, expected, "{path}: {problem}");
+        assert_eq!(problem["statusCode"], expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_webhook_that_is_not_signed_whole_or_known_changes_nothing() {
+    let stand = Plan::relayers(1).no_webhooks().start().await;
+    let id = stand.send_serial(1).await;
+    let row = stand.until_status(&id, "submitted").await;
+    let tx_id = row["ozRelayerTxId"].as_str().unwrap();
+    let body = |tx_id: &str| {
+        json!({ "id": "n", "event": "transaction_update", "payload": { "payload_type": "transaction", "id": tx_id,
+            "status": "confirmed", "hash": "0xbad", "nonce": 1 }, "timestamp": "2026-11-15T18:31:07Z" })
+        .to_string()
+    };
+    let send = async |header: Option<(&str, String)>, body: String| {
+        let mut request = stand.http.post(format!("{}/api/v1/webhooks/oz-relayer", stand.base));
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
+        request.header("content-type", "application/json").body(body).send().await.unwrap().status().as_u16()
+    };
+    let signed = |body: &str| sign_base64(WEBHOOK_KEY, body.as_bytes());
+    let good = body(tx_id);
+    assert_eq!(send(None, good.clone()).await, 401);
+    assert_eq!(send(Some(("x-signature", sign_base64("another key", good.as_bytes()))), good.clone()).await, 401);
+    assert_eq!(send(Some(("x-signature", signed(&good))), good[..good.len() - 1].to_owned()).await, 401);
+    // Our own id is not the relayer's: it must find nothing.
+    let ours = body(&id);
+    assert_eq!(send(Some(("x-signature", signed(&ours))), ours.clone()).await, 404);
+    let unknown = body("11111111-2222-3333-4444-555555555555");
+    assert_eq!(send(Some(("x-oz-signature", sign_hex(WEBHOOK_KEY, unknown.as_bytes()))), unknown).await, 404);
+    assert_ne!(stand.status(&id).await["hash"], "0xbad");
+    let (_, page) = stand.get("/api/v1/relay/transactions").await;
+    assert_eq!(page["transactions"].as_array().unwrap().len(), 1, "no row is created");
+}

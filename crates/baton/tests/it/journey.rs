@@ -1,0 +1,190 @@
+//! The journey of a transaction when all is well, in every way the lane can be run.
+
+use harness::ledger::Books;
+use harness::relayer::Dialect;
+use serde_json::json;
+
+use crate::stand::{LATER, Plan, TO};
+
+#[tokio::test]
+async fn a_transaction_is_accepted_submitted_and_confirmed() {
+    let stand = Plan::relayers(3).start().await;
+    let response = stand
+        .request(reqwest::Method::POST, "/api/v1/relay/direct")
+        .json(&json!({ "to": TO, "value": "5", "data": "0x01", "gas": "60000", "speed": "fast" }))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.status(), 202);
+    let location = response.headers()["location"].to_str().unwrap().to_owned();
+    let body: serde_json::Value = response.json().await.unwrap();
+    assert_eq!(body["status"], "pending");
+    assert!(body.get("hash").is_none(), "{body}");
+    let id = body["transactionId"].as_str().unwrap();
+    assert_eq!(location, format!("/api/v1/relay/status/{id}"));
+
+    let end = stand.until_status(id, "confirmed").await;
+    assert!(end["hash"].as_str().unwrap().starts_with("0x"), "{end}");
+    assert_eq!(end["hash"], end["transactionHash"]);
+    assert_eq!((&end["to"], &end["value"], &end["type"]), (&json!(TO), &json!("5"), &json!("direct")));
+    assert!(end["confirmedAt"].is_string() && end["from"].is_string() && end["ozRelayerTxId"].is_string(), "{end}");
+    assert!(stand.relayers.iter().any(|relayer| end["ozRelayerUrl"] == relayer.url().as_str()), "{end}");
+
+    let (_, timeline) = stand.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+    let actions: Vec<_> =
+        timeline["steps"].as_array().unwrap().iter().map(|step| step["action"].as_str().unwrap()).collect();
+    assert_eq!(actions[..3], ["accepted", "claimed", "submitted"], "{timeline}");
+    assert_eq!(actions.last(), Some(&"confirmed"), "{timeline}");
+}
+
+#[tokio::test]
+async fn the_largest_value_arrives_digit_for_digit() {
+    let stand = Plan::relayers(1).start().await;
+    for value in
+        ["115792089237316195423570985008687907853269984665640564039457584007913129639935", "1000000000000000001"]
+    {
+        let id = stand.send(&json!({ "to": TO, "value": value })).await;
+        let end = stand.until_status(&id, "confirmed").await;
+        assert_eq!(end["value"], value);
+        let arrived = stand.relayers[0].accepted();
+        assert_eq!(arrived.last().unwrap().value_text, format!("\"{value}\""));
+    }
+}
+
+#[tokio::test]
+async fn api_and_consumer_as_separate_processes_share_one_data_directory() {
+    let mut stand = Plan::relayers(3).split().start().await;
+    stand.add_consumer().await;
+    let sent = stand.send_many(0..300).await;
+    stand.until_all_final(LATER).await;
+    assert_eq!(stand.count("confirmed").await, 300);
+    Books::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+}
+
+#[tokio::test]
+async fn what_was_accepted_is_still_there_after_a_restart() {
+    let mut stand = Plan::relayers(1).start().await;
+    let id = stand.send_serial(1).await;
+    let end = stand.until_status(&id, "confirmed").await;
+    stand.api.sigterm().unwrap();
+    assert_eq!(stand.api.wait_exit(LATER).await.unwrap().code(), Some(0), "{}", stand.api.output());
+    stand.api.restart().await.unwrap();
+    stand.api_ready().await;
+    assert_eq!(stand.status(&id).await, end);
+}
+
+#[tokio::test]
+async fn confirm_mode_polls_until_final_and_keeps_the_result() {
+    let stand = Plan::relayers(2).env("RELAY_MODE", "confirm").no_webhooks().start().await;
+    let id = stand.send_serial(1).await;
+    let end = stand.until_status(&id, "success").await;
+    assert_eq!(end["result"]["status"], "confirmed", "{end}");
+    assert_eq!(end["result"]["hash"], end["hash"]);
+}
+
+#[tokio::test]
+async fn the_documents_dialect_is_spoken_too() {
+    let stand = Plan::relayers(2)
+        .relayer(0, |options| options.dialect = Dialect::Spec)
+        .relayer(1, |options| options.dialect = Dialect::Spec)
+        .start()
+        .await;
+    let sent = stand.send_many(0..20).await;
+    stand.until_all_final(LATER).await;
+    assert_eq!(stand.count("confirmed").await, 20);
+    Books::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+}
+
+#[tokio::test]
+async fn one_relayer_of_a_process_with_many_can_be_named() {
+    let mut stand = Plan::relayers(1).relayer(0, |options| options.decoys = 25).start().await;
+    let url = format!("{}/api/v1/relayers/relayer-1", stand.relayers[0].url());
+    let program = stand.api.program().clone().env("OZ_RELAYER_URLS", url.clone());
+    stand.api.restart_as(program).await.unwrap();
+    stand.api_ready().await;
+    let id = stand.send_serial(1).await;
+    let end = stand.until_status(&id, "confirmed").await;
+    assert_eq!(end["ozRelayerUrl"], url.as_str());
+}
+
+#[tokio::test]
+async fn the_list_is_newest_first_filtered_and_paged() {
+    let stand = Plan::relayers(2).start().await;
+    let mut sent: Vec<String> = Vec::new();
+    for serial in 0..7 {
+        sent.push(stand.send_serial(serial).await);
+    }
+    stand.until_all_final(LATER).await;
+    sent.reverse();
+    let mut listed = Vec::new();
+    let mut path = "/api/v1/relay/transactions?limit=3".to_owned();
+    loop {
+        let (status, page) = stand.get(&path).await;
+        assert_eq!(status, 200, "{page}");
+        let ids = page["transactions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["transactionId"].as_str().unwrap().to_owned());
+        listed.extend(ids);
+        match page["nextCursor"].as_str() {
+            Some(cursor) => path = format!("/api/v1/relay/transactions?limit=3&cursor={cursor}"),
+            None => break,
+        }
+    }
+    assert_eq!(listed, sent);
+    let relayer = stand.relayers[0].url();
+    let (_, page) =
+        stand.get(&format!("/api/v1/relay/transactions?relayer={relayer}&status=confirmed&type=direct")).await;
+    let here = page["transactions"].as_array().unwrap();
+    assert_eq!(here.len(), stand.relayers[0].accepted().len());
+    let (_, page) = stand.get("/api/v1/relay/transactions?until=2020-01-01T00:00:00Z").await;
+    assert_eq!(page["transactions"].as_array().unwrap().len(), 0);
+    let (_, page) = stand.get("/api/v1/relay/transactions?from=2020-01-01T00:00:00Z").await;
+    assert_eq!(page["transactions"].as_array().unwrap().len(), 7);
+}
+
+#[tokio::test]
+async fn a_transaction_that_only_a_relayer_knows_is_found_and_stored() {
+    let stand = Plan::relayers(2).no_webhooks().start().await;
+    let relayer = &stand.relayers[1];
+    let response = stand
+        .http
+        .post(format!("{}/api/v1/relayers/{}/transactions", relayer.url(), relayer.id()))
+        .bearer_auth(relayer.api_key())
+        .json(&json!({ "to": TO, "value": "3", "data": "0x", "speed": "fast" }))
+        .send()
+        .await
+        .unwrap();
+    let record: serde_json::Value = response.json().await.unwrap();
+    let id = record["data"]["id"].as_str().unwrap();
+    let found = stand.until_status(id, "submitted").await;
+    assert_eq!((&found["ozRelayerTxId"], &found["value"]), (&json!(id), &json!("3")));
+    let (_, page) = stand.get("/api/v1/relay/transactions").await;
+    assert_eq!(page["transactions"].as_array().unwrap().len(), 1, "stored: {page}");
+}
+
+#[tokio::test]
+async fn every_service_has_health_and_metrics() {
+    let stand = Plan::relayers(1).split().start().await;
+    let id = stand.send_serial(1).await;
+    stand.until_status(&id, "confirmed").await;
+    for path in ["/live", "/ready", "/health"] {
+        let (status, body) = stand.get(path).await;
+        assert_eq!(status, 200, "{path}: {body}");
+    }
+    assert_eq!(stand.metric("baton_accepted_total", "direct").await, 1.0);
+    assert_eq!(stand.metric("baton_transactions_total", "confirmed").await, 1.0);
+    let text =
+        stand.http.get(format!("{}/metrics", stand.consumer_bases[0])).send().await.unwrap().text().await.unwrap();
+    for name in [
+        "baton_submissions_total",
+        "baton_submit_seconds",
+        "pipeline_settled_total",
+        "baton_claims",
+        "baton_queue_messages",
+        "baton_relayer_breaker",
+    ] {
+        assert!(text.contains(name), "{name} is missing in\n{text}");
+    }
+}

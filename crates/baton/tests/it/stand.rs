@@ -1,0 +1,279 @@
+//! A stand: relayers, a data directory, and `baton` in front of them, in one process or in two.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use harness::ports::free_port;
+use harness::process::{Process, Program};
+use harness::relayer::{Relayer, RelayerOptions};
+use harness::wait::{eventually, eventually_ok};
+use serde_json::{Value, json};
+
+/// Long enough for a busy machine; nothing waits for it when all is well.
+pub const SOON: Duration = Duration::from_secs(30);
+/// The same for thousands of transactions.
+pub const LATER: Duration = Duration::from_secs(120);
+pub const API_KEY: &str = "test-key";
+pub const WEBHOOK_KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
+pub const TO: &str = "0x5FbDB2315678afecb367f032d93F642f64180aa3";
+
+/// How a stand is to be set up.
+pub struct Plan {
+    relayers: Vec<RelayerOptions>,
+    env: BTreeMap<String, String>,
+    split: bool,
+    webhooks: bool,
+}
+
+impl Plan {
+    /// So many equal relayers, and clocks short enough for a test.
+    pub fn relayers(count: usize) -> Self {
+        let env = [
+            ("LOG_LEVEL", "info"),
+            ("RELAYER_HEALTH_INTERVAL_MS", "200"),
+            ("RELAYER_RATE_PER_SECOND", "0"),
+            ("RELAYER_MAX_IN_FLIGHT", "100000"),
+            ("RELAYER_SUBMIT_TIMEOUT_MS", "2000"),
+            ("RECONCILE_INTERVAL_MS", "100"),
+            ("RECONCILE_UNKNOWN_MS", "200"),
+            ("RECONCILE_ABSENT_MS", "500"),
+            ("CONSUMER_DEAD_AFTER_MS", "2000"),
+            ("BREAKER_OPEN_MS", "500"),
+            ("RETRY_FIRST_DELAY_MS", "50"),
+            ("RETRY_DELAY_MAX_MS", "200"),
+            ("AUTO_REPLAY_DELAY_MS", "300"),
+        ];
+        Self {
+            relayers: (1..=count).map(|number| RelayerOptions::new(format!("relayer-{number}"))).collect(),
+            env: env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            split: false,
+            webhooks: true,
+        }
+    }
+
+    /// With another variable.
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.env.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// The API and the consumer as two processes on one data directory.
+    pub fn split(mut self) -> Self {
+        self.split = true;
+        self
+    }
+
+    /// Relayers that send no webhooks.
+    pub fn no_webhooks(mut self) -> Self {
+        self.webhooks = false;
+        self
+    }
+
+    /// Changes one relayer's options.
+    pub fn relayer(mut self, index: usize, change: impl FnOnce(&mut RelayerOptions)) -> Self {
+        change(&mut self.relayers[index]);
+        self
+    }
+
+    /// Starts all of it and waits until it is ready.
+    pub async fn start(self) -> Stand {
+        let directory = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let base = format!("http://127.0.0.1:{port}");
+        let mut relayers = Vec::new();
+        for options in self.relayers {
+            let options = if self.webhooks {
+                options.webhook(format!("{base}/api/v1/webhooks/oz-relayer"), WEBHOOK_KEY)
+            } else {
+                options
+            };
+            relayers.push(Relayer::start(options).await);
+        }
+        let mut env = self.env;
+        let list = |part: &dyn Fn(&Relayer) -> String| relayers.iter().map(part).collect::<Vec<_>>().join(",");
+        env.insert("BATON_DATA_DIR".into(), directory.path().display().to_string());
+        env.insert("OZ_RELAYER_URLS".into(), list(&|relayer| relayer.url()));
+        env.insert("OZ_RELAYER_API_KEY".into(), list(&|relayer| relayer.api_key().to_owned()));
+        env.insert("RELAY_API_KEY".into(), API_KEY.into());
+        env.insert("WEBHOOK_SIGNING_KEY".into(), WEBHOOK_KEY.into());
+        let service = if self.split { "relay-api" } else { "serve" };
+        let api = baton([service], &env).env("PORT", port.to_string()).start().unwrap();
+        let mut stand = Stand {
+            _directory: directory,
+            relayers,
+            env,
+            base,
+            api,
+            consumers: Vec::new(),
+            consumer_bases: Vec::new(),
+            http: harness::http_client(),
+        };
+        stand.api_ready().await;
+        if self.split {
+            stand.add_consumer().await;
+        }
+        stand
+    }
+}
+
+/// A program that runs the binary under test with these variables.
+pub fn baton<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) -> Program {
+    Program::new(PathBuf::from(env!("CARGO_BIN_EXE_baton"))).args(args).envs(env.clone())
+}
+
+/// What is running.
+pub struct Stand {
+    /// Kept until the end.
+    _directory: tempfile::TempDir,
+    pub relayers: Vec<Relayer>,
+    pub env: BTreeMap<String, String>,
+    pub base: String,
+    pub api: Process,
+    pub consumers: Vec<Process>,
+    pub consumer_bases: Vec<String>,
+    pub http: reqwest::Client,
+}
+
+impl Stand {
+    pub async fn api_ready(&mut self) {
+        self.api.wait_ready(&format!("{}/ready", self.base), SOON).await.unwrap();
+    }
+
+    /// One more consumer process on the same data.
+    pub async fn add_consumer(&mut self) {
+        let port = free_port();
+        let base = format!("http://127.0.0.1:{port}");
+        let mut consumer = baton(["queue-consumer"], &self.env).env("PORT", port.to_string()).start().unwrap();
+        consumer.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+        self.consumer_bases.push(base);
+        self.consumers.push(consumer);
+    }
+
+    /// An authorised request.
+    pub fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base)).header("x-api-key", API_KEY).timeout(SOON)
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, Value) {
+        answer(self.request(reqwest::Method::GET, path)).await
+    }
+
+    /// Posts to `/relay/direct` and gives status and body.
+    pub async fn post(&self, body: &Value) -> (u16, Value) {
+        answer(self.request(reqwest::Method::POST, "/api/v1/relay/direct").json(body)).await
+    }
+
+    /// Sends a transaction that must be accepted; returns its id.
+    pub async fn send(&self, body: &Value) -> String {
+        let (status, answer) = self.post(body).await;
+        assert_eq!(status, 202, "{answer}");
+        answer["transactionId"].as_str().unwrap().to_owned()
+    }
+
+    /// Sends the transaction of that serial number, which its `data` carries.
+    pub async fn send_serial(&self, serial: usize) -> String {
+        self.send(&serial_body(serial)).await
+    }
+
+    /// Sends many at once; returns (id, data) of each.
+    pub async fn send_many(&self, serials: std::ops::Range<usize>) -> Vec<(String, String)> {
+        let mut sent = Vec::new();
+        for chunk in serials.collect::<Vec<_>>().chunks(64) {
+            let posts =
+                chunk.iter().map(|serial| async move { (self.send_serial(*serial).await, serial_data(*serial)) });
+            sent.extend(futures::future::join_all(posts).await);
+        }
+        sent
+    }
+
+    pub async fn status(&self, id: &str) -> Value {
+        let (status, body) = self.get(&format!("/api/v1/relay/status/{id}")).await;
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    /// Waits until the transaction has that status.
+    pub async fn until_status(&self, id: &str, wanted: &str) -> Value {
+        eventually_ok(SOON, format!("{id} to be {wanted}"), || async {
+            let body = self.status(id).await;
+            if body["status"] == wanted { Ok(body) } else { Err(body.to_string()) }
+        })
+        .await
+    }
+
+    /// Waits until no transaction is open and the queue is empty.
+    pub async fn until_all_final(&self, deadline: Duration) {
+        eventually_ok(deadline, "every transaction to be final", || async {
+            let (_, health) = self.get("/health").await;
+            let open = &health["parts"]["store"]["open"];
+            if open["pending"] == 0 && open["submitted"] == 0 { Ok(()) } else { Err(health.to_string()) }
+        })
+        .await;
+    }
+
+    /// How many transactions have that status.
+    pub async fn count(&self, status: &str) -> usize {
+        let mut count = 0;
+        let mut cursor = String::new();
+        loop {
+            let (_, page) = self.get(&format!("/api/v1/relay/transactions?status={status}&limit=200{cursor}")).await;
+            count += page["transactions"].as_array().unwrap().len();
+            match page["nextCursor"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return count,
+            }
+        }
+    }
+
+    /// Runs a command of the binary on the same data; gives its exit code and output.
+    pub async fn command<const N: usize>(&self, args: [&str; N]) -> (i32, String) {
+        let mut env = self.env.clone();
+        for name in ["OZ_RELAYER_URLS", "OZ_RELAYER_API_KEY", "RELAY_API_KEY", "WEBHOOK_SIGNING_KEY"] {
+            env.remove(name);
+        }
+        let mut process = baton(args, &env).start().unwrap();
+        let status = process.wait_exit(SOON).await.unwrap();
+        (status.code().unwrap_or(-1), process.output())
+    }
+
+    /// A metric's value, summed over its labels that contain `label`.
+    pub async fn metric(&self, name: &str, label: &str) -> f64 {
+        let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();
+        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// What the health page says of one relayer.
+    pub async fn relayer_state(&self, index: usize) -> String {
+        let (_, health) = self.get("/health").await;
+        let url = self.relayers[index].url();
+        let each = health["parts"]["relayers"]["each"].as_array().unwrap();
+        let found = each.iter().find(|relayer| relayer["url"] == url.as_str()).unwrap();
+        found["status"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until the health page says that of one relayer.
+    pub async fn until_relayer(&self, index: usize, state: &str) {
+        eventually(SOON, format!("relayer {index} to be {state}"), || async {
+            (self.relayer_state(index).await == state).then_some(())
+        })
+        .await;
+    }
+}
+
+async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+/// A body whose `data` carries a serial number, which comes out at the relayer unchanged.
+pub fn serial_body(serial: usize) -> Value {
+    json!({ "to": TO, "value": "1", "data": serial_data(serial), "gas": 60000, "speed": "fast" })
+}
+
+pub fn serial_data(serial: usize) -> String {
+    format!("0x{serial:08x}")
+}

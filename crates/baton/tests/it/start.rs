@@ -1,0 +1,174 @@
+//! Starting and stopping: wrong settings are named before anything opens, a bad data directory is a clear error, and a
+//! full disk refuses without half-accepting.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use harness::ports::free_port;
+use harness::process::Program;
+use harness::wait::eventually;
+use serde_json::Value;
+
+use crate::stand::{API_KEY, LATER, Plan, SOON, WEBHOOK_KEY, baton, serial_body};
+
+async fn run<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) -> (i32, String) {
+    let mut process = baton(args, env).start().unwrap();
+    let status = process.wait_exit(SOON).await.unwrap();
+    (status.code().unwrap_or(-1), process.output())
+}
+
+#[tokio::test]
+async fn missing_and_contradictory_settings_are_all_named_and_no_socket_is_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let env = BTreeMap::from([
+        ("BATON_DATA_DIR".to_owned(), data.display().to_string()),
+        ("PORT".to_owned(), "99999".to_owned()),
+        ("OZ_RELAYER_URLS".to_owned(), "http://a:1,http://b:2".to_owned()),
+        ("OZ_RELAYER_API_KEY".to_owned(), "x,y,z".to_owned()),
+        ("RELAY_MODE".to_owned(), "perhaps".to_owned()),
+        ("DATABASE_URL".to_owned(), "mysql://here".to_owned()),
+    ]);
+    let (code, said) = run(["serve"], &env).await;
+    assert_eq!(code, 2, "{said}");
+    for name in ["PORT", "OZ_RELAYER_API_KEY", "RELAY_MODE", "DATABASE_URL", "RELAY_API_KEY", "WEBHOOK_SIGNING_KEY"] {
+        assert!(said.contains(name), "{name} in\n{said}");
+    }
+    assert!(!data.exists(), "nothing was touched");
+}
+
+#[tokio::test]
+async fn a_port_in_use_and_an_unusable_data_directory_are_clear_errors() {
+    let stand = Plan::relayers(1).start().await;
+    let port = stand.base.rsplit(':').next().unwrap().to_owned();
+    let mut env = stand.env.clone();
+    env.insert("PORT".to_owned(), port.clone());
+    let (code, said) = run(["serve"], &env).await;
+    assert!(code == 1 && said.contains(&port) && said.contains("PORT"), "{said}");
+
+    // A file stands where the directory should be: not even root can write there.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    env.insert("BATON_DATA_DIR".to_owned(), file.path().join("data").display().to_string());
+    env.insert("PORT".to_owned(), free_port().to_string());
+    let (code, said) = run(["serve"], &env).await;
+    assert!(code == 1 && said.contains("BATON_DATA_DIR"), "{said}");
+}
+
+#[tokio::test]
+async fn help_and_migrate_work_without_any_setting() {
+    let directory = tempfile::tempdir().unwrap();
+    let env = BTreeMap::from([("BATON_DATA_DIR".to_owned(), directory.path().display().to_string())]);
+    let (code, said) = run(["--help"], &env).await;
+    assert!(code == 0 && said.contains("queue-consumer") && said.contains("dlq"), "{said}");
+    for _ in 0..2 {
+        let (code, said) = run(["migrate"], &env).await;
+        assert!(code == 0 && said.contains("up to date"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn dev_prints_a_curl_that_works_and_stops_cleanly() {
+    let directory = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let relayer_port = free_port();
+    let data = directory.path().join("data").display().to_string();
+    let env = BTreeMap::new();
+    let (port_text, relayer_text) = (port.to_string(), relayer_port.to_string());
+    let args = ["dev", "--port", &port_text, "--data-dir", &data, "--relayer-port", &relayer_text];
+    let mut dev = baton(args, &env).start().unwrap();
+    let base = format!("http://127.0.0.1:{port}");
+    dev.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+    let printed = dev.output();
+    let command: String =
+        printed.lines().skip_while(|line| !line.contains("curl -s")).take(3).collect::<Vec<_>>().join("\n");
+    assert!(command.contains("/api/v1/relay/direct") && printed.contains("touches no chain"), "{printed}");
+    let out = std::process::Command::new("sh").arg("-c").arg(command).output().unwrap();
+    let answer: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let id = answer["transactionId"].as_str().unwrap().to_owned();
+    let http = harness::http_client();
+    let status = || async {
+        let request = http.get(format!("{base}/api/v1/relay/status/{id}")).header("x-api-key", "dev-key");
+        request.send().await.unwrap().json::<Value>().await.unwrap()
+    };
+    eventually(SOON, "the transaction to be confirmed", || async {
+        (status().await["status"] == "confirmed").then_some(())
+    })
+    .await;
+    let end = status().await;
+    assert!(end["hash"].is_string() && end["value"] == "1000000000000000001", "{end}");
+
+    dev.sigterm().unwrap();
+    assert_eq!(dev.wait_exit(SOON).await.unwrap().code(), Some(0), "{}", dev.output());
+    dev.restart().await.unwrap();
+    dev.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+    assert_eq!(status().await, end, "it is still there");
+}
+
+/// The binary on a file system of its own, small enough to fill. Needs user namespaces, not root.
+#[tokio::test]
+async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
+    let stand = Plan::relayers(1).start().await;
+    let mount = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let script = "mount -t tmpfs -o size=24m tmpfs \"$BATON_DATA_DIR\" && exec \"$0\" relay-api";
+    let program = Program::new(PathBuf::from("unshare"))
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_baton")])
+        .envs(stand.env.clone())
+        .env("BATON_DATA_DIR", mount.path().display().to_string())
+        .env("PORT", port.to_string());
+    let mut api = program.start().unwrap();
+    let base = format!("http://127.0.0.1:{port}");
+    api.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+    let inside = PathBuf::from(format!("/proc/{}/root{}", api.id().unwrap(), mount.path().display()));
+    let http = harness::http_client();
+    let post = async |serial| {
+        let request = http.post(format!("{base}/api/v1/relay/direct")).header("x-api-key", API_KEY);
+        let response = request.json(&serial_body(serial)).send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
+    };
+    assert_eq!(post(0).await.0, 202);
+
+    let ballast = inside.join("ballast");
+    let fill = || {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&ballast).unwrap();
+        while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
+    };
+    fill();
+    let mut refused = Vec::new();
+    let mut accepted = vec![0];
+    for serial in 1..2000 {
+        let (status, body) = post(serial).await;
+        match status {
+            202 => accepted.push(serial),
+            503 => refused.push(serial),
+            other => panic!("{other}: {body}"),
+        }
+        if refused.len() >= 20 {
+            break;
+        }
+    }
+    assert!(refused.len() >= 20, "the disk was never full: {} accepted", accepted.len());
+    std::fs::remove_file(&ballast).unwrap();
+    let after = eventually(LATER, "it to recover by itself", || async {
+        let (status, _) = post(100_000).await;
+        (status == 202).then_some(100_000)
+    })
+    .await;
+    accepted.push(after);
+
+    let mut listed = 0;
+    let mut cursor = String::new();
+    loop {
+        let url = format!("{base}/api/v1/relay/transactions?limit=200{cursor}");
+        let page: Value = http.get(url).header("x-api-key", API_KEY).send().await.unwrap().json().await.unwrap();
+        listed += page["transactions"].as_array().unwrap().len();
+        match page["nextCursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    let health: Value = http.get(format!("{base}/health")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(health["parts"]["queue"]["ready"], listed, "a row has a message and a message has a row");
+    assert!(listed == accepted.len() || listed == accepted.len() + 1, "{listed} rows, {} accepted", accepted.len());
+    assert_eq!(WEBHOOK_KEY.len(), 38);
+}
