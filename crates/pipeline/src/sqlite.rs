@@ -19,7 +19,7 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use signal::{Signal, Waiting};
-use writer::{Job, Reply, Work, Writer};
+use writer::{Counts, Job, Reply, Work, Writer};
 
 /// How many write jobs may wait for the writer; whoever comes next waits to hand over its own.
 const JOBS_WAITING_MAX: usize = 4096;
@@ -66,7 +66,7 @@ struct Inner {
     readers: Arc<Semaphore>,
     idle_readers: Mutex<Vec<Connection>>,
     signals: Arc<signal::Signals>,
-    commits: Arc<AtomicU64>,
+    counts: Arc<Counts>,
 }
 
 impl Database {
@@ -76,8 +76,8 @@ impl Database {
         let connection = connect(path, Role::Writer)?;
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let signals = signal::Signals::new(path.to_owned());
-        let commits = Arc::new(AtomicU64::new(0));
-        let writer = Writer::new(path.to_owned(), connection, waiting, signals.clone(), commits.clone());
+        let counts = Arc::new(Counts::default());
+        let writer = Writer::new(path.to_owned(), connection, waiting, signals.clone(), counts.clone());
         std::thread::Builder::new()
             .name("sqlite-writer".into())
             .spawn(move || writer.run())
@@ -89,7 +89,7 @@ impl Database {
                 readers: Arc::new(Semaphore::new(READERS_MAX)),
                 idle_readers: Mutex::new(Vec::new()),
                 signals,
-                commits,
+                counts,
             }),
         })
     }
@@ -175,9 +175,14 @@ impl Database {
         self.inner.signals.get(name)
     }
 
-    /// How many group commits this process has made. Comparing it with the number of jobs shows how well they share.
+    /// How many group commits this handle and its clones have made.
     pub fn commits(&self) -> u64 {
-        self.inner.commits.load(Ordering::Relaxed)
+        self.inner.counts.commits.load(Ordering::Relaxed)
+    }
+
+    /// How many jobs those commits carried, the failed ones included. Jobs by commits shows how well they share.
+    pub fn jobs(&self) -> u64 {
+        self.inner.counts.jobs.load(Ordering::Relaxed)
     }
 }
 

@@ -59,14 +59,7 @@ pub async fn run_parts(
         }
         drained.cancel();
     };
-    let serving = async {
-        let served = server::serve(listener, routes, drained.clone()).await;
-        // A server that ends by itself takes the process with it: half a service is worse than none.
-        shutdown.cancel();
-        served
-    };
-    let (served, (), ()) = tokio::join!(serving, consuming, lane.watch(drained.clone()));
-    served.context("the HTTP server failed")?;
+    tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lane.watch(drained.clone()));
     info!(action = "stopped", "{} stopped", name(service));
     Ok(ExitCode::SUCCESS)
 }

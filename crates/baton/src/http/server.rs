@@ -1,6 +1,7 @@
 //! The HTTP server: the layers around every route (request id, limits, panics, timing) and its orderly end.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -8,11 +9,16 @@ use axum::extract::{DefaultBodyLimit, MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use metrics::{counter, histogram};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
-use tracing::error;
+use tracing::{debug, error, warn};
 use uuid::Uuid;
 
 use super::problem::Problem;
@@ -92,7 +98,56 @@ pub async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     })
 }
 
+/// Connections open at once; more wait to be accepted.
+const CONNECTIONS_MAX: usize = 4096;
+/// How long a client may take to send a request's head, or to send nothing on an open connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two tries to accept when the system has no more files to give.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
 /// Serves until shutdown, then lets the requests under way finish.
-pub async fn serve(listener: TcpListener, routes: Router, shutdown: CancellationToken) -> std::io::Result<()> {
-    axum::serve(listener, routes).with_graceful_shutdown(shutdown.cancelled_owned()).await
+pub async fn serve(listener: TcpListener, routes: Router, shutdown: CancellationToken) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let connections = TaskTracker::new();
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    loop {
+        let accepted = async {
+            let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            () = shutdown.cancelled() => break,
+            accepted = accepted => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(failure) => {
+                warn!(action = "accept_failed", "a connection could not be accepted: {failure}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Answers are small and complete: waiting to fill a packet only delays them.
+        stream.set_nodelay(true).ok();
+        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
+        let shutdown = shutdown.clone();
+        connections.spawn(async move {
+            let _place = place;
+            let mut connection = std::pin::pin!(connection);
+            let served = tokio::select! {
+                served = connection.as_mut() => served,
+                () = shutdown.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(failure) = served {
+                debug!(action = "connection_ended", "a connection ended early: {failure}");
+            }
+        });
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
 }

@@ -13,7 +13,7 @@ use super::call::DirectRequest;
 use super::message::Envelope;
 use super::store::StoreError;
 use super::store::sqlite::SqliteStore;
-use super::transaction::{Clocks, Transaction, TransactionId};
+use super::transaction::{Clocks, Kind, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// Accepts transactions.
@@ -23,6 +23,17 @@ pub struct Intake {
     clocks: Clocks,
     /// How long storing may take before the client is told that the outcome is unknown.
     timeout: Duration,
+}
+
+/// What the client is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepted {
+    /// Our id.
+    pub id: TransactionId,
+    /// `pending`.
+    pub status: Status,
+    /// When.
+    pub created_at: Timestamp,
 }
 
 /// Why a transaction was not accepted.
@@ -42,19 +53,20 @@ impl Intake {
         Self { store, queue, clocks, timeout }
     }
 
-    /// Stores a request and its message; when this returns a row, it will be done.
-    pub async fn accept(&self, request: &DirectRequest, api_key: &str) -> Result<Transaction, IntakeError> {
+    /// Stores a request and its message; when this returns, it will be done.
+    pub async fn accept(&self, request: &DirectRequest, api_key: &str) -> Result<Accepted, IntakeError> {
         let started = Instant::now();
         let id = TransactionId::generate();
         let row = Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), &self.clocks);
+        let accepted = Accepted { id, status: row.status, created_at: row.created_at };
         let message = Envelope::of(&row).outgoing();
-        let stored = tokio::time::timeout(self.timeout, self.store.accept(row.clone(), message, &self.queue)).await;
+        let stored = tokio::time::timeout(self.timeout, self.store.accept(row, message, &self.queue)).await;
         match stored {
             Ok(Ok(())) => {
-                counter!("baton_accepted_total", "type" => row.kind.name()).increment(1);
-                counter!("baton_transactions_total", "status" => row.status.name()).increment(1);
+                counter!("baton_accepted_total", "type" => Kind::Direct.name()).increment(1);
+                counter!("baton_transactions_total", "status" => accepted.status.name()).increment(1);
                 histogram!("baton_accept_seconds").record(started.elapsed().as_secs_f64());
-                Ok(row)
+                Ok(accepted)
             }
             Ok(Err(failure @ StoreError::OutcomeUnknown(_))) => {
                 error!(transactionId = %id, action = "accept_unknown", "{failure}");

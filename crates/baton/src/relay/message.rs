@@ -2,20 +2,20 @@
 
 use pipeline::Outgoing;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::transaction::{Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// The body of a message. The row is the truth; the request travels along for people and for other consumers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Envelope {
     message_id: Uuid,
     transaction_id: Uuid,
     r#type: String,
-    request: Value,
+    request: Box<RawValue>,
     timestamp: String,
 }
 
@@ -26,7 +26,7 @@ impl Envelope {
             message_id: Uuid::now_v7(),
             transaction_id: row.id.0,
             r#type: row.kind.name().to_owned(),
-            request: row.request.clone(),
+            request: RawValue::from_string(row.request.to_string()).expect("a row's request is JSON"),
             timestamp: Timestamp::now().to_string(),
         }
     }

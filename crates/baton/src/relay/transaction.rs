@@ -7,6 +7,7 @@
 //! What a relayer's word means for a row is in [`super::report`].
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -232,8 +233,8 @@ pub struct Transaction {
     pub status: Status,
     /// One higher with each saved move; the guard against acting on an old view.
     pub version: u64,
-    /// The request, normalised, as queued.
-    pub request: Value,
+    /// The request, normalised, as queued: JSON text.
+    pub request: Arc<str>,
     /// What the relayer is asked to do.
     pub call: Call,
     /// Whether the client asked for one automatic replay.
@@ -354,7 +355,7 @@ impl Transaction {
             kind: Kind::Direct,
             status: Status::Pending,
             version: 1,
-            request: request.to_json(),
+            request: request.to_json().into(),
             call: request.call.clone(),
             retry_on_failure: request.retry_on_failure,
             api_key,

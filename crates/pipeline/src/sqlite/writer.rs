@@ -103,12 +103,19 @@ fn in_savepoint<T>(
     result
 }
 
+/// What the writer has done.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) commits: AtomicU64,
+    pub(super) jobs: AtomicU64,
+}
+
 pub(super) struct Writer {
     path: PathBuf,
     connection: Connection,
     jobs: mpsc::Receiver<Box<dyn Job>>,
     signals: Arc<Signals>,
-    commits: Arc<AtomicU64>,
+    counts: Arc<Counts>,
 }
 
 impl Writer {
@@ -117,9 +124,9 @@ impl Writer {
         connection: Connection,
         jobs: mpsc::Receiver<Box<dyn Job>>,
         signals: Arc<Signals>,
-        commits: Arc<AtomicU64>,
+        counts: Arc<Counts>,
     ) -> Self {
-        Self { path, connection, jobs, signals, commits }
+        Self { path, connection, jobs, signals, counts }
     }
 
     /// Works until every [`super::Database`] handle is gone and every job is answered.
@@ -165,7 +172,8 @@ impl Writer {
         }
         let outcome = execute(&self.connection, "COMMIT").map_err(commit_failed);
         if outcome.is_ok() {
-            self.commits.fetch_add(1, Ordering::Relaxed);
+            self.counts.commits.fetch_add(1, Ordering::Relaxed);
+            self.counts.jobs.fetch_add(group.len() as u64, Ordering::Relaxed);
         }
         (group, outcome)
     }
@@ -182,7 +190,7 @@ impl Writer {
     }
 
     fn bound_log(&self) {
-        if !self.commits.load(Ordering::Relaxed).is_multiple_of(WAL_CHECK_COMMITS) {
+        if !self.counts.commits.load(Ordering::Relaxed).is_multiple_of(WAL_CHECK_COMMITS) {
             return;
         }
         let mut log = self.path.clone().into_os_string();

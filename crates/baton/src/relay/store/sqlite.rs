@@ -159,7 +159,7 @@ impl TransactionStore for SqliteStore {
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
         let Moved { transaction, steps } = moved.clone();
         self.write(move |connection| {
-            let changed = connection.prepare_cached(UPDATE)?.execute(params_from_iter(values(&transaction).iter()))?;
+            let changed = execute_with(&mut *connection.prepare_cached(UPDATE)?, &transaction)?;
             if changed == 0 {
                 return Ok(Saved::Stale);
             }
@@ -353,7 +353,7 @@ impl TransactionStore for SqliteStore {
 }
 
 fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
-    connection.prepare_cached(INSERT)?.execute(params_from_iter(values(row).iter()))?;
+    execute_with(&mut *connection.prepare_cached(INSERT)?, row)?;
     Ok(())
 }
 
@@ -375,46 +375,51 @@ fn first_id_at(at: Timestamp) -> [u8; 16] {
     bytes
 }
 
-/// A row's values, in the order of the columns.
-fn values(row: &Transaction) -> [Box<dyn ToSql>; 32] {
+/// Runs a statement with a row's values, in the order of the columns. Bound one by one: a list of boxed values would
+/// cost more than the statement.
+fn execute_with(statement: &mut rusqlite::Statement<'_>, row: &Transaction) -> Result<usize, rusqlite::Error> {
     let claim = row.claim.as_ref();
     let doubt = claim.and_then(|claim| claim.doubt.as_ref());
     let binding = row.binding.as_ref();
     let at = |moment: Option<Timestamp>| moment.map(|moment| moment.0);
-    [
-        Box::new(row.id.0.into_bytes()),
-        Box::new(row.kind.name()),
-        Box::new(row.status.name()),
-        Box::new(i64::try_from(row.version).unwrap_or(i64::MAX)),
-        Box::new(row.request.to_string()),
-        Box::new(row.api_key.clone()),
-        Box::new(row.created_at.0),
-        Box::new(row.updated_at.0),
-        Box::new(at(row.confirmed_at)),
-        Box::new(row.hash.clone()),
-        Box::new(row.from.clone()),
-        Box::new(claim.map(|claim| claim.consumer.0.clone())),
-        Box::new(claim.map(|claim| claim.token.into_bytes())),
-        Box::new(claim.map(|claim| claim.relayer.0.clone())),
-        Box::new(claim.map(|claim| claim.at.0)),
-        Box::new(doubt.map(|doubt| doubt.reason.clone())),
-        Box::new(doubt.map(|doubt| doubt.open_until.0)),
-        Box::new(at(doubt.and_then(|doubt| doubt.absent_since))),
-        Box::new(binding.map(|binding| binding.relayer.0.clone())),
-        Box::new(binding.map(|binding| binding.tx_id.0.clone())),
-        Box::new(binding.map(|binding| binding.at.0)),
-        Box::new(binding.map(|binding| binding.progress.name())),
-        Box::new(at(binding.and_then(|binding| binding.forgotten_since))),
-        Box::new(row.attempts),
-        Box::new(row.reroutes),
-        Box::new(row.replays),
-        Box::new(row.auto_replayed),
-        Box::new(row.avoid.as_ref().map(|relayer| relayer.0.clone())),
-        Box::new(row.failed_by.map(FailedBy::name)),
-        Box::new(row.error_message.clone()),
-        Box::new(row.result.as_ref().map(Value::to_string)),
-        Box::new(at(row.check_at)),
-    ]
+    let mut position = 0;
+    let mut bind = |value: &dyn ToSql| {
+        position += 1;
+        statement.raw_bind_parameter(position, value)
+    };
+    bind(row.id.0.as_bytes())?;
+    bind(&row.kind.name())?;
+    bind(&row.status.name())?;
+    bind(&row.version)?;
+    bind(&&*row.request)?;
+    bind(&row.api_key)?;
+    bind(&row.created_at.0)?;
+    bind(&row.updated_at.0)?;
+    bind(&at(row.confirmed_at))?;
+    bind(&row.hash)?;
+    bind(&row.from)?;
+    bind(&claim.map(|claim| &claim.consumer.0))?;
+    bind(&claim.map(|claim| claim.token.into_bytes()))?;
+    bind(&claim.map(|claim| &claim.relayer.0))?;
+    bind(&claim.map(|claim| claim.at.0))?;
+    bind(&doubt.map(|doubt| &doubt.reason))?;
+    bind(&doubt.map(|doubt| doubt.open_until.0))?;
+    bind(&at(doubt.and_then(|doubt| doubt.absent_since)))?;
+    bind(&binding.map(|binding| &binding.relayer.0))?;
+    bind(&binding.map(|binding| &binding.tx_id.0))?;
+    bind(&binding.map(|binding| binding.at.0))?;
+    bind(&binding.map(|binding| binding.progress.name()))?;
+    bind(&at(binding.and_then(|binding| binding.forgotten_since)))?;
+    bind(&row.attempts)?;
+    bind(&row.reroutes)?;
+    bind(&row.replays)?;
+    bind(&row.auto_replayed)?;
+    bind(&row.avoid.as_ref().map(|relayer| &relayer.0))?;
+    bind(&row.failed_by.map(FailedBy::name))?;
+    bind(&row.error_message)?;
+    bind(&row.result.as_ref().map(Value::to_string))?;
+    bind(&at(row.check_at))?;
+    statement.raw_execute()
 }
 
 /// A row as SQLite gives it; turning it into a transaction can fail, and then says which column.
@@ -476,7 +481,7 @@ impl RawRow {
     fn read(self) -> Result<Transaction, StoreError> {
         let id = TransactionId(Uuid::from_bytes(self.id));
         let corrupt = |column| StoreError::Corrupt { table: "transactions", column, id: id.to_string() };
-        let request: Value = serde_json::from_str(&self.request).map_err(|_| corrupt("request"))?;
+        let request = serde_json::from_str(&self.request).map_err(|_| corrupt("request"))?;
         let parsed = DirectRequest::parse(&request).map_err(|_| corrupt("request"))?;
         let claim = match self.claim {
             (None, None, None, None) => None,
@@ -521,7 +526,7 @@ impl RawRow {
             version: self.version,
             retry_on_failure: parsed.retry_on_failure,
             call: parsed.call,
-            request,
+            request: self.request.into(),
             api_key: self.api_key,
             created_at: Timestamp(self.created_at),
             updated_at: Timestamp(self.updated_at),

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use futures::FutureExt;
+
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -70,6 +72,33 @@ async fn taking_reads_the_front_of_the_index_without_sorting() {
     for sql in [DEAD_LIST, DEAD_PLACE, DEAD_OLDEST, DEAD_EXPIRED] {
         let plan = fixture.plan(sql).await;
         assert!(!plan.contains("TEMP B-TREE") && !plan.contains("SCAN"), "{sql}\n{plan}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_may_make_a_message_due_sooner_wakes_receivers_at_once() {
+    let fixture = Fixture::new(QueueOptions::default()).await;
+    let queue = &fixture.queue;
+    // The poller wakes them too, but not this often.
+    for _ in 0..50 {
+        let mut waiting = queue.shared.signal.waiting();
+        let mut has_fired = |what| {
+            assert!(waiting.changed().now_or_never().is_some(), "{what}");
+            waiting = queue.shared.signal.waiting();
+        };
+        fixture.send("x").await;
+        has_fired("send");
+        let receipt = fixture.take().await.remove(0).receipt;
+        queue.extend(std::slice::from_ref(&receipt), Duration::ZERO).await.remove(0).unwrap();
+        has_fired("extend");
+        queue.retry_after(&[(receipt, Duration::ZERO)]).await.remove(0).unwrap();
+        has_fired("retry_after");
+        let message = fixture.take().await.remove(0);
+        queue.bury(&[(message.receipt, "no".into())]).await.remove(0).unwrap();
+        queue.replay(&[message.id], Duration::ZERO).await.remove(0).unwrap();
+        has_fired("replay");
+        let message = fixture.take().await.remove(0);
+        queue.ack(&[message.receipt]).await.remove(0).unwrap();
     }
 }
 
