@@ -1,6 +1,7 @@
 //! Dead letters for operators: read them, start them over, drop them. Starting over reopens the row first and moves
 //! the message after: interrupted in between, the reconciler moves it, and repeating the command does too.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use pipeline::{DeadLetter, MessageId, QueueError};
@@ -62,16 +63,24 @@ impl Selection {
 pub async fn select(book: &Book, selection: &Selection) -> Result<Vec<DeadLetter>, DeadLetterError> {
     const PAGE: usize = 500;
     let mut selected = Vec::new();
+    let mut seen = HashSet::new();
     let mut after: Option<MessageId> = None;
     loop {
-        let page = book.queue.dead_letters(after.as_ref(), PAGE).await?;
+        let page = match book.queue.dead_letters(after.as_ref(), PAGE).await {
+            // The last one read was moved meanwhile: from the start again, passing over what is known.
+            Err(QueueError::NotFound) => {
+                after = None;
+                continue;
+            }
+            page => page?,
+        };
         let last = page.last().map(|letter| letter.id.clone());
         let full = page.len() == PAGE;
         for letter in page {
             if selection.max.is_some_and(|max| selected.len() >= max) {
                 return Ok(selected);
             }
-            if selection.takes(&letter) {
+            if selection.takes(&letter) && seen.insert(letter.id.clone()) {
                 selected.push(letter);
             }
         }

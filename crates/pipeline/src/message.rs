@@ -91,6 +91,8 @@ pub struct DeadLetter {
     pub attributes: Attributes,
     /// Why it is here. Never empty: a queue that moves a message by itself says that it did.
     pub reason: String,
+    /// Whether the queue moved it by itself (too many deliveries, too old); otherwise a handler's verdict did.
+    pub by_queue: bool,
     /// How many times it had been received.
     pub receives: u32,
     /// When it was sent.

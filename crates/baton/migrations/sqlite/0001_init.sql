@@ -5,6 +5,7 @@ CREATE TABLE transactions (
     status              TEXT    NOT NULL,
     version             INTEGER NOT NULL,
     request             TEXT    NOT NULL,
+    imported            INTEGER NOT NULL,
     api_key             TEXT    NOT NULL,
     created_at          INTEGER NOT NULL,
     updated_at          INTEGER NOT NULL,

@@ -1,4 +1,4 @@
-//! `tx show|watch|resolve|list`: transactions, for operators. These work on the data directory itself, so they need
+//! `tx show|watch|unknown|resolve`: transactions, for operators. These work on the data directory itself, so they need
 //! no running API.
 
 use std::process::ExitCode;

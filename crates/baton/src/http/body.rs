@@ -1,4 +1,4 @@
-//! Reads a JSON body: content type, size and form are checked here, for every way the server is started.
+//! Reads request bodies: content type, size, form and time are checked here, for every way the server is started.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
@@ -6,7 +6,27 @@ use axum::http::{StatusCode, header};
 use serde_json::Value;
 
 use super::problem::Problem;
-use super::server::BodyLimit;
+use super::server::BodyLimits;
+
+/// A request body, byte for byte.
+pub struct RawBody(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for RawBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let limits = *request.extensions().get::<BodyLimits>().expect("the server sets the limits of every request");
+        // Timed apart from the work that follows: a client that is slow to send has not been refused anything.
+        match tokio::time::timeout(limits.timeout, Bytes::from_request(request, state)).await {
+            Ok(Ok(body)) => Ok(Self(body)),
+            Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                Err(Problem::too_large(limits.bytes_max))
+            }
+            Ok(Err(_)) => Err(Problem::bad_request("the body broke off")),
+            Err(_) => Err(Problem::too_slow()),
+        }
+    }
+}
 
 /// A request body that is JSON of any shape.
 pub struct JsonBody(pub Value);
@@ -20,11 +40,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
         if !essence.eq_ignore_ascii_case("application/json") {
             return Err(Problem::wrong_content_type());
         }
-        let limit = request.extensions().get::<BodyLimit>().map_or(usize::MAX, |limit| limit.0);
-        let body = Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(limit),
-            _ => Problem::bad_request("the body broke off"),
-        })?;
+        let RawBody(body) = RawBody::from_request(request, state).await?;
         let value = serde_json::from_slice(&body)
             .map_err(|error| Problem::bad_request(format!("the body is not JSON: {error}")))?;
         Ok(Self(value))

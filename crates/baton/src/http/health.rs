@@ -47,7 +47,7 @@ async fn health(State(state): State<HealthState>) -> Response {
     let census = state.book.store.census().await;
     let depth = state.book.queue.depth().await;
     let relayers = state.pool.view();
-    let able = relayers.iter().filter(|relayer| relayer.passed_over.is_none()).count();
+    let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
     let well = census.is_ok() && depth.is_ok() && able > 0;
     let body = json!({
         "status": if well { "ok" } else { "degraded" },

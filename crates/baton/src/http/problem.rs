@@ -95,6 +95,12 @@ impl Problem {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
     }
 
+    /// 504: a question that was not answered in time.
+    pub fn no_answer() -> Self {
+        let detail = "there was no answer in time; ask again";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "no-answer", "No answer in time", detail)
+    }
+
     /// 503: it was refused and will never happen. The cause goes to the log only.
     pub fn unavailable(detail: impl Into<String>, cause: &(dyn std::error::Error + 'static)) -> Self {
         error!(action = "unavailable", "{}", chain(cause));

@@ -23,13 +23,14 @@ use uuid::Uuid;
 
 use super::problem::Problem;
 
-/// The largest body, for those who have to name it.
+/// How large a body may be and how long it may take to come.
 #[derive(Debug, Clone, Copy)]
-pub struct BodyLimit(pub usize);
-
-/// The id of a request, in the log and in every error.
-#[derive(Debug, Clone)]
-pub struct RequestId(pub String);
+pub struct BodyLimits {
+    /// In bytes.
+    pub bytes_max: usize,
+    /// From the head to the last byte.
+    pub timeout: Duration,
+}
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -39,7 +40,7 @@ pub fn with_layers(routes: Router, body_bytes_max: usize, timeout: Duration) -> 
         .fallback(|| async { Problem::not_found("there is nothing at this path") })
         .method_not_allowed_fallback(|| async { Problem::method_not_allowed() })
         .layer(DefaultBodyLimit::max(body_bytes_max))
-        .layer(axum::Extension(BodyLimit(body_bytes_max)))
+        .layer(axum::Extension(BodyLimits { bytes_max: body_bytes_max, timeout: timeout / 2 }))
         .layer(middleware::from_fn(move |request, next| in_time(timeout, request, next)))
         .layer(CatchPanicLayer::custom(|panic: Box<dyn std::any::Any + Send>| {
             let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
@@ -50,24 +51,33 @@ pub fn with_layers(routes: Router, body_bytes_max: usize, timeout: Duration) -> 
         .layer(middleware::from_fn(measure))
 }
 
-/// The last resort against a request that never ends. Handlers that store something have shorter limits of their own
-/// and say what their silence means; what is left for this one is a body that does not come.
+/// The last resort against a request that never ends. A body has half of this time to come and an accept the other
+/// half, and each says what its silence means; what is left for this one is a read that hangs.
 async fn in_time(timeout: Duration, request: Request, next: Next) -> Response {
     match tokio::time::timeout(timeout, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => Problem::too_slow().into_response(),
+        Err(_) => Problem::no_answer().into_response(),
     }
 }
 
 /// Gives every request an id, the caller's if it sent a sensible one, and every problem that id.
-async fn identify(mut request: Request, next: Next) -> Response {
+async fn identify(request: Request, next: Next) -> Response {
     const LENGTH_MAX: usize = 128;
     let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
     let sensible = given.filter(|id| !id.is_empty() && id.len() <= LENGTH_MAX);
     let id = sensible.map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
-    request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        if problem.status >= 500 {
+            error!(
+                action = "request_failed",
+                request_id = id,
+                status = problem.status,
+                code = problem.code,
+                "{}",
+                problem.title
+            );
+        }
         response = problem.respond(Some(&id));
     }
     if let Ok(value) = HeaderValue::from_str(&id) {

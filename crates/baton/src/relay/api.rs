@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -62,16 +63,16 @@ async fn direct(
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response())
 }
 
-async fn status(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
-    let id = read_id(&id)?;
+async fn status(State(state): State<ApiState>, id: PathId) -> Result<Json<Value>, Problem> {
+    let id = read_id(id)?;
     match state.lookup.find(id).await.map_err(store_problem)? {
         Some(row) => Ok(Json(show(&row))),
         None => Err(Problem::not_found(format!("there is no transaction {id}"))),
     }
 }
 
-async fn timeline(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
-    let id = read_id(&id)?;
+async fn timeline(State(state): State<ApiState>, id: PathId) -> Result<Json<Value>, Problem> {
+    let id = read_id(id)?;
     let Some(row) = state.book.store.get(id).await.map_err(store_problem)? else {
         return Err(Problem::not_found(format!("there is no transaction {id}")));
     };
@@ -179,8 +180,12 @@ pub fn show(row: &Transaction) -> Value {
     })
 }
 
-fn read_id(text: &str) -> Result<TransactionId, Problem> {
-    Uuid::parse_str(text).map(TransactionId).map_err(|_| {
+/// An id in the path; one that is not even text is refused like any other that is no UUID.
+type PathId = Result<Path<String>, PathRejection>;
+
+fn read_id(id: PathId) -> Result<TransactionId, Problem> {
+    let parsed = id.ok().and_then(|Path(text)| Uuid::parse_str(&text).ok());
+    parsed.map(TransactionId).ok_or_else(|| {
         Problem::invalid(vec![FieldProblem {
             field: "transactionId".to_owned(),
             message: "must be a UUID, as it was given in the 202".to_owned(),

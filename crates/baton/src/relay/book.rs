@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 use super::message::Envelope;
 use super::report::{Mode, Report, Verdict};
 use super::store::{Saved, StoreError, TransactionStore};
-use super::transaction::{Clocks, Moved, Refused, RelayerTxId, Transaction, TransactionId};
+use super::transaction::{Clocks, Moved, Refused, RelayerTxId, Step, Transaction, TransactionId};
 use crate::cache::Cache;
 use crate::timestamp::Timestamp;
 
@@ -48,6 +48,9 @@ pub enum Applied {
     /// It said nothing new.
     Ignored,
 }
+
+/// The source of a report that a relayer sent of its own accord.
+pub const WEBHOOK: &str = "webhook";
 
 /// How long a save that must not be lost is tried again while the database is away.
 const PERSIST_FOR: Duration = Duration::from_secs(60);
@@ -122,6 +125,9 @@ impl Book {
                 Verdict::Ignore(why) => {
                     counter!("baton_reports_ignored_total", "source" => source).increment(1);
                     tracing::debug!(transactionId = %id, action = "report_ignored", source, why, "a report says nothing new");
+                    if source == WEBHOOK {
+                        self.store.note(id, &Step::new("webhook-ignored", why), now).await?;
+                    }
                     return Ok(Applied::Ignored);
                 }
                 Verdict::DoubleSend(step) => {

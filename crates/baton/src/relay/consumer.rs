@@ -154,7 +154,12 @@ impl Consumer {
         let mut avoided = row.avoid.clone();
         let mut tried: Vec<RelayerUrl> = avoided.iter().cloned().collect();
         loop {
-            let chosen = match self.pool.choose(&tried).await {
+            let chosen = tokio::select! {
+                chosen = self.pool.choose(&tried) => chosen,
+                // Waiting for room has had no effect yet; the next consumer can wait as well.
+                () = self.shutdown.cancelled() => return Ok(handed_back()),
+            };
+            let chosen = match chosen {
                 Ok(chosen) => chosen,
                 // The relayer that failed it last is still better than none.
                 Err(_) if avoided.is_some() => {
@@ -164,6 +169,8 @@ impl Consumer {
                 }
                 Err(unavailable) => return Ok(self.wait(unavailable)),
             };
+            // Before the claim's own time: whoever takes it over counts from there.
+            let claiming = Instant::now();
             let Some((claimed, token)) = self.claim(id, &chosen).await? else {
                 chosen.answered(Sent::NotSent);
                 // Somebody else was quicker; what is left to do is for the next delivery to see.
@@ -172,7 +179,8 @@ impl Consumer {
             let relayer = chosen.client.url().clone();
             let clocks = &self.book.clocks;
             let started = Instant::now();
-            let answer = chosen.client.submit(&claimed.call, started + clocks.send_window, clocks.submit_timeout).await;
+            let answer =
+                chosen.client.submit(&claimed.call, claiming + clocks.send_window, clocks.submit_timeout).await;
             histogram!("baton_submit_seconds", "relayer" => relayer.0.clone()).record(started.elapsed().as_secs_f64());
             counter!("baton_submissions_total", "relayer" => relayer.0.clone(), "answer" => answer.name()).increment(1);
             chosen.answered(answer.says_of_relayer());
@@ -316,12 +324,16 @@ impl Consumer {
             }
             tokio::select! {
                 () = self.shutdown.cancelled() => {
-                    return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the consumer stops".to_owned() });
+                    return Ok(handed_back());
                 }
                 () = tokio::time::sleep(FOLLOW_PAUSE) => {}
             }
         }
     }
+}
+
+fn handed_back() -> Outcome {
+    Outcome::Retry { after: Duration::ZERO, reason: "the consumer stops".to_owned() }
 }
 
 impl Answer {

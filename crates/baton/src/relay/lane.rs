@@ -85,8 +85,10 @@ impl Lane {
 
     /// The routes that need a key.
     pub fn api_routes(&self) -> Router {
-        // Well before the request's own limit, so that a slow store is told apart from a slow client.
-        let timeout = (self.request_timeout / 2).min(Duration::from_secs(10));
+        // The other half is the body's: together they end before the request's own limit, so that a slow store is told
+        // apart from a slow client.
+        let timeout = (self.request_timeout / 2).min(Duration::from_secs(10))
+            - Duration::from_millis(10).min(self.request_timeout / 4);
         let intake = Intake::new(self.store.clone(), self.queue.clone(), self.config.clocks, timeout);
         let lookup = StatusLookup::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.config.health_timeout);
         api::routes(ApiState { intake: Arc::new(intake), lookup: Arc::new(lookup), book: Arc::clone(&self.book) })

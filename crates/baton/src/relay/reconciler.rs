@@ -423,8 +423,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Dead letters whose row still has attempts left are put back: the broker's count is only a backstop. Those
-    /// whose row ended well, or is with a relayer, have nothing left to say. Returns how many were read.
+    /// Dead letters whose row still has attempts left are put back if the queue buried them: its count is only a
+    /// backstop. If a handler did, the row is marked as it should have been. Those whose row ended well, or is with a relayer, have nothing left to say. Returns how many were read.
     pub async fn sweep_dead_letters(&self) -> Result<usize, StoreError> {
         let mut after: Option<MessageId> = None;
         let mut read = 0;
@@ -438,7 +438,13 @@ impl Reconciler {
                 if row.status == super::transaction::Status::Failed {
                     continue;
                 }
-                if row.binding.is_none() && !row.status.is_final() {
+                let open = row.binding.is_none() && !row.status.is_final();
+                if open && !letter.by_queue && row.claim.is_none() {
+                    // A handler gave it up and the row was never marked.
+                    counter!("baton_reconciler_total", "finding" => "dead-letter-unmarked").increment(1);
+                    let now = Timestamp::now();
+                    self.book.update(row.id, |row| row.abandon(&letter.reason, now)).await?;
+                } else if open {
                     counter!("baton_reconciler_total", "finding" => "dead-letter-put-back").increment(1);
                     warn!(transactionId = %row.id, action = "put_back", "its message was buried ({}), but it has attempts left", letter.reason);
                     self.book.queue.replay(ids, Duration::ZERO).await;

@@ -108,7 +108,7 @@ impl Transaction {
                 let detail = format!("hash {}", next.hash.as_deref().unwrap_or("unknown"));
                 Verdict::Move(Box::new(moved(next, "confirmed", detail)))
             }
-            ReportedStatus::Failed if report.never_signed() && self.hash.is_none() && report.relayers_own_fault() => {
+            ReportedStatus::Failed if self.may_reroute(report) => {
                 let reason = report.reason.as_deref().unwrap_or("no reason given");
                 let detail = format!("{} failed it unsigned ({reason}); another relayer takes it", binding.relayer);
                 let mut next = self.next(now);
@@ -129,6 +129,11 @@ impl Transaction {
                 Verdict::Move(Box::new(self.ended_badly(report, "expired at the relayer", mode, now)))
             }
         }
+    }
+
+    /// The chain cannot have seen it, another relayer would not share the reason, and it is ours to send.
+    fn may_reroute(&self, report: &Report) -> bool {
+        report.never_signed() && self.hash.is_none() && report.relayers_own_fault() && !self.imported
     }
 
     fn progressed(&self, report: &Report, progress: Progress, now: Timestamp, clocks: &Clocks) -> Verdict {

@@ -216,6 +216,13 @@ pub struct RelayerView {
     pub known: bool,
 }
 
+impl RelayerView {
+    /// Whether it takes work, now or within moments.
+    pub fn is_able(&self) -> bool {
+        self.passed_over.is_none_or(Reason::is_brief)
+    }
+}
+
 impl Router {
     /// A router over these relayers, of which nothing is known yet.
     pub fn new(urls: Vec<RelayerUrl>, settings: RoutingSettings, now: Instant) -> Self {

@@ -121,9 +121,13 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, book: &Boo
         gas_limit: report.gas_limit,
         speed: Speed::Average,
     };
+    // A relayer takes call data that is none. Such a record cannot be kept as a row of ours.
     let request = DirectRequest { call, retry_on_failure: false };
+    let readable = serde_json::from_str(&request.to_json()).ok()?;
+    DirectRequest::parse(&readable).ok()?;
     let created = report.created_at.unwrap_or(now);
     let mut row = Transaction::accepted(id, &request, "imported".to_owned(), created, &book.clocks);
+    row.imported = true;
     row.status = Status::Submitted;
     row.check_at = Some(now + book.clocks.submitted_check);
     row.binding = Some(Binding {

@@ -235,6 +235,8 @@ pub struct Transaction {
     pub version: u64,
     /// The request, normalised, as queued: JSON text.
     pub request: Arc<str>,
+    /// Whether only a relayer knew it and a status lookup brought it here. Such a row is never sent by us.
+    pub imported: bool,
     /// What the relayer is asked to do.
     pub call: Call,
     /// Whether the client asked for one automatic replay.
@@ -356,6 +358,7 @@ impl Transaction {
             status: Status::Pending,
             version: 1,
             request: request.to_json().into(),
+            imported: false,
             call: request.call.clone(),
             retry_on_failure: request.retry_on_failure,
             api_key,
@@ -394,6 +397,9 @@ impl Transaction {
         }
         if self.claim.is_some() {
             return Err(Refused::Claimed);
+        }
+        if self.imported {
+            return Err(Refused::NotPossible("it was not given to us, so it is not ours to send"));
         }
         let mut next = self.next(now);
         next.claim = Some(Claim { consumer: consumer.clone(), token, relayer: relayer.clone(), at: now, doubt: None });
@@ -570,7 +576,7 @@ impl Transaction {
         Ok(give_up(next, reason))
     }
 
-    /// The message could not be read or handled at all, and nobody holds a claim.
+    /// A handler gave its message up without a word in the row (it panicked each time), and nobody holds a claim.
     pub fn abandon(&self, reason: &str, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;
         if self.binding.is_some() {
@@ -619,6 +625,9 @@ impl Transaction {
     /// An operator, having looked, says that no relayer has it: it may be sent again.
     pub fn resolve_resend(&self, now: Timestamp, clocks: &Clocks) -> Result<Moved, Refused> {
         self.in_doubt()?;
+        if self.imported {
+            return Err(Refused::NotPossible("it was not given to us, so it is not ours to send"));
+        }
         let mut next = self.next(now);
         next.claim = None;
         next.binding = None;

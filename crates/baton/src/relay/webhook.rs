@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::{Json, Router, routing};
@@ -18,11 +17,12 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use tracing::{info, warn};
 
-use super::book::{Applied, Book};
+use super::book::{Applied, Book, WEBHOOK};
 use super::relayer::wire::{self, Webhook};
 use super::report::Report;
 use super::store::StoreError;
 use crate::config::Secret;
+use crate::http::body::RawBody;
 use crate::http::problem::Problem;
 use crate::timestamp::Timestamp;
 
@@ -43,7 +43,11 @@ pub fn routes(state: WebhookState) -> Router {
 /// The real relayer's header, and the one of the older documents.
 const SIGNATURE_HEADERS: [&str; 2] = ["x-signature", "x-oz-signature"];
 
-async fn receive(State(state): State<WebhookState>, headers: HeaderMap, body: Bytes) -> Result<Json<Value>, Problem> {
+async fn receive(
+    State(state): State<WebhookState>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Result<Json<Value>, Problem> {
     let started = Instant::now();
     let answer = accept(&state, &headers, &body).await;
     let result = match &answer {
@@ -94,7 +98,7 @@ async fn apply(book: &Book, report: &Report) -> Result<(Json<Value>, &'static st
         info!(action = "webhook_unknown", ozRelayerTxId = %report.tx_id, "a webhook about no transaction of ours; kept for a while");
         return Err(Problem::not_found("no transaction of ours has this relayer id"));
     };
-    let applied = book.apply(row.id, report, "webhook").await.map_err(unavailable)?;
+    let applied = book.apply(row.id, report, WEBHOOK).await.map_err(unavailable)?;
     let result = match applied {
         Applied::Moved => "applied",
         Applied::Ignored => "ignored",

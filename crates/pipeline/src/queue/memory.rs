@@ -94,10 +94,10 @@ impl MemoryQueue {
             let Some(live) = state.live.get(&number) else { break };
             let receives = live.receives;
             if live.expires_at <= now {
-                state.bury(number, "retention over".into(), options.retention);
+                state.bury(number, "retention over".into(), true, options.retention);
             } else if options.receives_max.is_some_and(|max| receives >= max) {
                 let reason = format!("received {receives} times without being settled");
-                state.bury(number, reason, options.retention);
+                state.bury(number, reason, true, options.retention);
             } else {
                 state.last_token += 1;
                 let token = state.last_token;
@@ -220,7 +220,7 @@ impl Queue for MemoryQueue {
         let retention = self.inner.options.retention;
         self.settle(entries.iter().map(|(receipt, reason)| (receipt, reason)), |state, number, reason| {
             let reason = if reason.is_empty() { "no reason given" } else { reason };
-            state.bury(number, reason.to_owned(), retention);
+            state.bury(number, reason.to_owned(), false, retention);
         })
     }
 
@@ -309,9 +309,10 @@ impl State {
         })
     }
 
-    fn bury(&mut self, number: u64, reason: String, retention: Duration) {
+    fn bury(&mut self, number: u64, reason: String, by_queue: bool, retention: Duration) {
         if let Some(Live { id, body, attributes, receives, sent_at, .. }) = self.remove(number) {
-            let letter = DeadLetter { id, body, attributes, reason, receives, sent_at, buried_at: SystemTime::now() };
+            let buried_at = SystemTime::now();
+            let letter = DeadLetter { id, body, attributes, reason, by_queue, receives, sent_at, buried_at };
             self.last_number += 1;
             let expires_at = Instant::now() + retention.min(WAIT_MAX);
             self.dead.insert(self.last_number, Dead { letter, expires_at });

@@ -59,6 +59,7 @@ CREATE TABLE IF NOT EXISTS queue_dead_messages (
     buried_at  INTEGER NOT NULL,
     message_id TEXT NOT NULL,
     reason     TEXT NOT NULL,
+    by_queue   INTEGER NOT NULL,     -- 1: buried by the queue itself
     attributes TEXT,
     body       BLOB NOT NULL
 ) STRICT;
@@ -91,8 +92,8 @@ const EXTEND: &str = "UPDATE queue_messages SET visible_at = ?3 WHERE id = ?1 AN
 const HELD: &str = "SELECT id FROM queue_messages WHERE id = ?1 AND token = ?2";
 
 const COPY_TO_DEAD: &str = "
-INSERT INTO queue_dead_messages (queue, receives, sent_at, buried_at, message_id, reason, attributes, body)
-SELECT queue, receives, sent_at, ?2, message_id, ?3, attributes, body FROM queue_messages WHERE id = ?1";
+INSERT INTO queue_dead_messages (queue, receives, sent_at, buried_at, message_id, reason, by_queue, attributes, body)
+SELECT queue, receives, sent_at, ?2, message_id, ?3, ?4, attributes, body FROM queue_messages WHERE id = ?1";
 
 const DELETE: &str = "DELETE FROM queue_messages WHERE id = ?1";
 
@@ -110,7 +111,7 @@ const DEAD_DELETE: &str = "DELETE FROM queue_dead_messages WHERE id = ?1";
 const DEAD_PLACE: &str = "SELECT id FROM queue_dead_messages WHERE queue = ?1 AND message_id = ?2";
 
 const DEAD_LIST: &str = "
-SELECT message_id, body, attributes, reason, receives, sent_at, buried_at FROM queue_dead_messages
+SELECT message_id, body, attributes, reason, receives, sent_at, buried_at, by_queue FROM queue_dead_messages
 WHERE queue = :queue AND id > :after ORDER BY id LIMIT :max";
 
 const COPY_FROM_DEAD: &str = "
@@ -414,7 +415,7 @@ impl Queue for SqliteQueue {
         let change = |shared: &Shared, conn: &Connection, (id, token), reason: &String| {
             let held = conn.prepare_cached(HELD)?.exists([id, token])?;
             if held {
-                shared.bury(conn, id, if reason.is_empty() { "no reason given" } else { reason })?;
+                shared.bury(conn, id, if reason.is_empty() { "no reason given" } else { reason }, false)?;
             }
             Ok(usize::from(held))
         };
@@ -499,7 +500,7 @@ impl Shared {
             for row in due {
                 match self.undeliverable(&row, now) {
                     Some(reason) => {
-                        self.bury(conn, row.id, &reason)?;
+                        self.bury(conn, row.id, &reason, true)?;
                         buried += 1;
                     }
                     None => messages.push(self.lease(conn, row, lease_end)?),
@@ -537,8 +538,8 @@ impl Shared {
         })
     }
 
-    fn bury(&self, conn: &Connection, id: i64, reason: &str) -> rusqlite::Result<()> {
-        conn.prepare_cached(COPY_TO_DEAD)?.execute(params![id, self.now_ms(), reason])?;
+    fn bury(&self, conn: &Connection, id: i64, reason: &str, by_queue: bool) -> rusqlite::Result<()> {
+        conn.prepare_cached(COPY_TO_DEAD)?.execute(params![id, self.now_ms(), reason, by_queue])?;
         conn.prepare_cached(DELETE)?.execute([id])?;
         Ok(())
     }
@@ -561,7 +562,7 @@ impl Shared {
         let wanted = named_params! { ":queue": self.key, ":before": before, ":now": now, ":max": limit(SWEEP_MAX) };
         let live: Vec<i64> = conn.prepare_cached(EXPIRED)?.query_map(wanted, id)?.collect::<rusqlite::Result<_>>()?;
         for id in &live {
-            self.bury(conn, *id, "retention over")?;
+            self.bury(conn, *id, "retention over", true)?;
         }
         let wanted = named_params! { ":queue": self.key, ":before": before, ":max": limit(SWEEP_MAX) };
         let dead: Vec<i64> =
@@ -662,6 +663,7 @@ fn read_dead_letter(row: &Row<'_>) -> rusqlite::Result<DeadLetter> {
         receives: row.get(4)?,
         sent_at: time_from_ms(row.get(5)?),
         buried_at: time_from_ms(row.get(6)?),
+        by_queue: row.get(7)?,
     })
 }
 

@@ -29,24 +29,24 @@ const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_ini
 /// One transaction's timeline stops growing here, whatever a relayer keeps sending.
 const TIMELINE_ENTRIES_MAX: u32 = 500;
 
-const COLUMNS: &str = "id, kind, status, version, request, api_key, created_at, updated_at, confirmed_at, hash, sender, \
+const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
      claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_absent_since, \
      relayer_url, relayer_tx_id, bound_at, relayer_progress, forgotten_since, \
      attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at";
 
-const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, api_key, created_at, updated_at, \
+const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, imported, api_key, created_at, updated_at, \
      confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_absent_since, \
      relayer_url, relayer_tx_id, bound_at, relayer_progress, forgotten_since, \
      attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, \
-     ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32)";
+     ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33)";
 
 /// What never changes (kind, request, key, created_at) is not written again.
-const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?8, confirmed_at = ?9, \
-     hash = ?10, sender = ?11, claim_consumer = ?12, claim_token = ?13, claim_relayer = ?14, claim_at = ?15, \
-     claim_doubt = ?16, claim_open_until = ?17, claim_absent_since = ?18, relayer_url = ?19, relayer_tx_id = ?20, \
-     bound_at = ?21, relayer_progress = ?22, forgotten_since = ?23, attempts = ?24, reroutes = ?25, replays = ?26, \
-     auto_replayed = ?27, avoid_relayer = ?28, failed_by = ?29, error_message = ?30, result = ?31, check_at = ?32 \
+const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, \
+     hash = ?11, sender = ?12, claim_consumer = ?13, claim_token = ?14, claim_relayer = ?15, claim_at = ?16, \
+     claim_doubt = ?17, claim_open_until = ?18, claim_absent_since = ?19, relayer_url = ?20, relayer_tx_id = ?21, \
+     bound_at = ?22, relayer_progress = ?23, forgotten_since = ?24, attempts = ?25, reroutes = ?26, replays = ?27, \
+     auto_replayed = ?28, avoid_relayer = ?29, failed_by = ?30, error_message = ?31, result = ?32, check_at = ?33 \
      WHERE id = ?1 AND version = ?4 - 1";
 
 const ADD_STEP: &str = "INSERT INTO timeline (transaction_id, seq, at, action, detail) \
@@ -117,11 +117,25 @@ impl SqliteStore {
                 rows.collect::<Result<Vec<_>, _>>()
             })
             .await?;
-        raw.into_iter().map(RawRow::read).collect()
+        // One unreadable row must not hide the others from a sweep or a list.
+        let read = raw.into_iter().map(RawRow::read).filter_map(|row| match row {
+            Ok(row) => Some(row),
+            Err(failure) => {
+                tracing::error!(action = "row_unreadable", "{failure}");
+                None
+            }
+        });
+        Ok(read.collect())
     }
 
     async fn one(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Option<Transaction>, StoreError> {
-        Ok(self.rows(sql, values).await?.into_iter().next())
+        let raw = self
+            .read(move |connection| {
+                let mut statement = connection.prepare_cached(&sql)?;
+                statement.query_row(params_from_iter(values.iter()), raw_row).optional()
+            })
+            .await?;
+        raw.map(RawRow::read).transpose()
     }
 }
 
@@ -392,6 +406,7 @@ fn execute_with(statement: &mut rusqlite::Statement<'_>, row: &Transaction) -> R
     bind(&row.status.name())?;
     bind(&row.version)?;
     bind(&&*row.request)?;
+    bind(&row.imported)?;
     bind(&row.api_key)?;
     bind(&row.created_at.0)?;
     bind(&row.updated_at.0)?;
@@ -429,6 +444,7 @@ struct RawRow {
     status: String,
     version: u64,
     request: String,
+    imported: bool,
     api_key: String,
     created_at: i64,
     updated_at: i64,
@@ -456,24 +472,25 @@ fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
         status: row.get(2)?,
         version: row.get(3)?,
         request: row.get(4)?,
-        api_key: row.get(5)?,
-        created_at: row.get(6)?,
-        updated_at: row.get(7)?,
-        confirmed_at: row.get(8)?,
-        hash: row.get(9)?,
-        sender: row.get(10)?,
-        claim: (row.get(11)?, row.get(12)?, row.get(13)?, row.get(14)?),
-        doubt: (row.get(15)?, row.get(16)?, row.get(17)?),
-        binding: (row.get(18)?, row.get(19)?, row.get(20)?, row.get(21)?, row.get(22)?),
-        attempts: row.get(23)?,
-        reroutes: row.get(24)?,
-        replays: row.get(25)?,
-        auto_replayed: row.get(26)?,
-        avoid: row.get(27)?,
-        failed_by: row.get(28)?,
-        error_message: row.get(29)?,
-        result: row.get(30)?,
-        check_at: row.get(31)?,
+        imported: row.get(5)?,
+        api_key: row.get(6)?,
+        created_at: row.get(7)?,
+        updated_at: row.get(8)?,
+        confirmed_at: row.get(9)?,
+        hash: row.get(10)?,
+        sender: row.get(11)?,
+        claim: (row.get(12)?, row.get(13)?, row.get(14)?, row.get(15)?),
+        doubt: (row.get(16)?, row.get(17)?, row.get(18)?),
+        binding: (row.get(19)?, row.get(20)?, row.get(21)?, row.get(22)?, row.get(23)?),
+        attempts: row.get(24)?,
+        reroutes: row.get(25)?,
+        replays: row.get(26)?,
+        auto_replayed: row.get(27)?,
+        avoid: row.get(28)?,
+        failed_by: row.get(29)?,
+        error_message: row.get(30)?,
+        result: row.get(31)?,
+        check_at: row.get(32)?,
     })
 }
 
@@ -527,6 +544,7 @@ impl RawRow {
             retry_on_failure: parsed.retry_on_failure,
             call: parsed.call,
             request: self.request.into(),
+            imported: self.imported,
             api_key: self.api_key,
             created_at: Timestamp(self.created_at),
             updated_at: Timestamp(self.updated_at),
