@@ -126,7 +126,7 @@ impl Lane {
             Arc::clone(&self.pool),
             me.clone(),
             ConsumerSettings {
-                attempts: attempts.clone(),
+                attempts,
                 auto_replay_delay: self.config.auto_replay_delay,
                 question_timeout: QUESTION_TIMEOUT,
             },

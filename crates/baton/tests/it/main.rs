@@ -1,5 +1,7 @@
 //! The product as its users meet it: the real binary on the embedded engine, relayers that can misbehave, and HTTP.
 
+#![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
+
 mod bad_input;
 mod commands;
 mod journey;

@@ -437,6 +437,9 @@ fn execute_with(statement: &mut rusqlite::Statement<'_>, row: &Transaction) -> R
     statement.raw_execute()
 }
 
+/// Relayer, its id, when, how far, forgotten since.
+type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>);
+
 /// A row as SQLite gives it; turning it into a transaction can fail, and then says which column.
 struct RawRow {
     id: [u8; 16],
@@ -453,7 +456,7 @@ struct RawRow {
     sender: Option<String>,
     claim: (Option<String>, Option<[u8; 16]>, Option<String>, Option<i64>),
     doubt: (Option<String>, Option<i64>, Option<i64>),
-    binding: (Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>),
+    binding: RawBinding,
     attempts: u32,
     reroutes: u32,
     replays: u32,

@@ -64,7 +64,8 @@ enum Who {
     OperatorReplay,
 }
 
-type Move = (String, Who, Box<dyn Fn(&Transaction, Timestamp) -> Option<Moved>>);
+type Decide = Box<dyn Fn(&Transaction, Timestamp) -> Option<Moved>>;
+type Move = (String, Who, Decide);
 
 fn verdict(verdict: Verdict) -> Option<Moved> {
     match verdict {
@@ -76,7 +77,7 @@ fn verdict(verdict: Verdict) -> Option<Moved> {
 /// Every move there is, by the right holder of the claim and by a wrong one.
 fn moves() -> Vec<Move> {
     let mut moves: Vec<Move> = Vec::new();
-    let mut add = |name: String, decide: Box<dyn Fn(&Transaction, Timestamp) -> Option<Moved>>| {
+    let mut add = |name: String, decide: Decide| {
         let who = if name == "replay" { Who::OperatorReplay } else { Who::Machine };
         moves.push((name, who, decide));
     };
