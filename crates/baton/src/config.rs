@@ -191,6 +191,7 @@ pub const VARIABLES: &[Variable] = &[
     var("QUEUE_RETENTION_MS", "345600000", "how long the embedded queue keeps a message (4 days)"),
     var("QUEUE_MAX_RECEIVES", "3", "deliveries after which the queue itself buries a message (a backstop)"),
     var("RELAYER_SUBMIT_TIMEOUT_MS", "30000", "how long one submission to a relayer may take"),
+    var("RELAYER_HANDLER_TIMEOUT_MS", "30000", "how long a relayer may go on with a request it has not answered"),
     var("RELAYER_HEALTH_INTERVAL_MS", "10000", "how often each relayer is asked about itself"),
     var("RELAYER_HEALTH_TIMEOUT_MS", "500", "how long it may take to answer that"),
     var("RELAYER_MAX_IN_FLIGHT", "1000", "how many transactions may be in flight at one relayer"),
@@ -294,6 +295,7 @@ impl Config {
                     submit_timeout,
                     // Late enough for a slow store, early enough to leave the answer its time.
                     send_window: (submit_timeout / 2).min(Duration::from_secs(5)),
+                    relayer_timeout: vars.millis("RELAYER_HANDLER_TIMEOUT_MS"),
                     doubt_check: vars.millis("RECONCILE_UNKNOWN_MS"),
                     absence_confirm: vars.millis("RECONCILE_ABSENT_MS"),
                     submitted_check: vars.millis("RECONCILE_SUBMITTED_MS"),
@@ -469,6 +471,11 @@ impl Vars<'_> {
                 self.problem("OZ_RELAYER_URLS", &format!("has {text:?}, which is no http or https URL"));
                 continue;
             };
+            if !url.username().is_empty() || url.password().is_some() {
+                // The URL is shown on the health page and in every status; it is no place for a secret.
+                self.problem("OZ_RELAYER_URLS", "has a URL with a user or password; keys go into OZ_RELAYER_API_KEY");
+                continue;
+            }
             if relayers.iter().any(|(known, _)| *known == url) {
                 self.problem("OZ_RELAYER_URLS", &format!("has {text:?} twice"));
             }
@@ -573,6 +580,7 @@ mod tests {
         assert!(with("OZ_RELAYER_API_KEY", "a,b,c")[0].contains("3 keys for 2 URLs"));
         assert!(with("OZ_RELAYER_URLS", "http://a:1,http://a:1")[0].contains("twice"));
         assert!(with("OZ_RELAYER_URLS", "ftp://a")[0].contains("no http"));
+        assert!(with("OZ_RELAYER_URLS", "http://me:secret@a:1")[0].contains("user or password"));
         assert!(with("WEBHOOK_SIGNING_KEY", "short")[0].contains("too short"));
     }
 

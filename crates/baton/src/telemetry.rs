@@ -1,8 +1,10 @@
 //! Logs and metrics of a process. JSON lines by default, text for people; durations as histograms with fixed buckets.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogConfig;
@@ -23,6 +25,18 @@ pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
 /// From a tenth of a millisecond to a minute.
 const SECONDS: [f64; 17] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+
+/// Folds the samples of histograms that nobody scrapes, which would otherwise be kept one by one.
+pub async fn keep_up(metrics: PrometheusHandle, shutdown: CancellationToken) {
+    const EVERY: Duration = Duration::from_secs(5);
+    loop {
+        metrics.run_upkeep();
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(EVERY) => {}
+        }
+    }
+}
 
 /// Installs the recorder of this process.
 pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {

@@ -17,8 +17,7 @@ pub struct Timestamp(pub i64);
 impl Timestamp {
     /// The wall clock.
     pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+        Self::from(SystemTime::now())
     }
 
     /// Reads RFC 3339 with any number of fractional digits and any offset, as relayers write it.
@@ -27,9 +26,24 @@ impl Timestamp {
         i64::try_from(moment.unix_timestamp_nanos() / 1_000_000).ok().map(Self)
     }
 
+    /// Reads the `Date` header of HTTP.
+    pub fn parse_http(text: &str) -> Option<Self> {
+        let format =
+            format_description!("[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT");
+        let moment = time::PrimitiveDateTime::parse(text, &format).ok()?.assume_utc();
+        Some(Self(moment.unix_timestamp().saturating_mul(1000)))
+    }
+
     /// How long it is since `earlier`; zero if it is not earlier.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+impl From<SystemTime> for Timestamp {
+    fn from(moment: SystemTime) -> Self {
+        let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 }
 
@@ -75,6 +89,13 @@ mod tests {
         assert_eq!(moment.to_string(), "2026-11-15T18:30:57.458Z");
         assert_eq!(Timestamp::parse("2026-11-15T20:30:57.458+02:00"), Some(moment));
         assert_eq!(Timestamp::parse("yesterday"), None);
+    }
+
+    #[test]
+    fn reads_the_date_of_an_http_answer() {
+        let moment = Timestamp::parse_http("Sun, 15 Nov 2026 22:37:51 GMT").unwrap();
+        assert_eq!(moment.to_string(), "2026-11-15T22:37:51.000Z");
+        assert_eq!(Timestamp::parse_http("15 Nov"), None);
     }
 
     #[test]

@@ -18,11 +18,13 @@ CREATE TABLE transactions (
     claim_at            INTEGER,
     claim_doubt         TEXT,
     claim_open_until    INTEGER,
+    claim_silent        INTEGER,
     claim_absent_since  INTEGER,
     relayer_url         TEXT,
     relayer_tx_id       TEXT,
     bound_at            INTEGER,
     relayer_progress    TEXT,
+    relayer_nonce       INTEGER,
     forgotten_since     INTEGER,
     attempts            INTEGER NOT NULL,
     reroutes            INTEGER NOT NULL,
@@ -35,14 +37,32 @@ CREATE TABLE transactions (
     check_at            INTEGER
 ) STRICT, WITHOUT ROWID;
 
--- One relayer transaction belongs to one row at most: the last guard against binding it twice.
-CREATE UNIQUE INDEX transactions_relayer_tx_id ON transactions (relayer_tx_id) WHERE relayer_tx_id IS NOT NULL;
 -- Lists by status, newest first.
 CREATE INDEX transactions_status ON transactions (status, id);
--- What the reconciler should look at next. Final rows are not in it.
-CREATE INDEX transactions_check_at ON transactions (check_at) WHERE check_at IS NOT NULL;
--- Claims, few at any time: those in doubt are counted and shown.
-CREATE INDEX transactions_claims ON transactions (claim_relayer) WHERE claim_consumer IS NOT NULL;
+-- What the reconciler should look at next: each open row stands in exactly one of these three.
+CREATE INDEX transactions_due_claimed ON transactions (check_at) WHERE claim_consumer IS NOT NULL;
+CREATE INDEX transactions_due_bound ON transactions (check_at)
+    WHERE claim_consumer IS NULL AND relayer_tx_id IS NOT NULL AND check_at IS NOT NULL;
+CREATE INDEX transactions_due_waiting ON transactions (check_at)
+    WHERE claim_consumer IS NULL AND relayer_tx_id IS NULL AND check_at IS NOT NULL;
+-- Few at any time, counted often.
+CREATE INDEX transactions_forgotten ON transactions (status) WHERE forgotten_since IS NOT NULL;
+
+-- Every relayer transaction that was ever bound, and to which row: one row at most, and for good, even when the row
+-- has since gone to another relayer. The last guard against binding a record twice.
+CREATE TABLE relayer_transactions (
+    relayer_tx_id  TEXT NOT NULL PRIMARY KEY,
+    transaction_id BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- What clients called their requests, so that a repeated one is the same transaction.
+CREATE TABLE idempotency_keys (
+    api_key        TEXT NOT NULL,
+    key            TEXT NOT NULL,
+    body_sha256    BLOB NOT NULL,
+    transaction_id BLOB NOT NULL,
+    PRIMARY KEY (api_key, key)
+) STRICT, WITHOUT ROWID;
 
 -- What happened to each transaction, in order.
 CREATE TABLE timeline (

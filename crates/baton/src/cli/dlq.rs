@@ -150,14 +150,9 @@ fn count(letters: usize) -> String {
     if letters == 1 { "1 dead letter".to_owned() } else { format!("{letters} dead letters") }
 }
 
-fn moment(at: std::time::SystemTime) -> Timestamp {
-    let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
-}
-
 fn line(letter: &DeadLetter) -> String {
     let about = dead_letters::transaction_id(letter).map_or_else(|| "(unreadable)".to_owned(), |id| id.to_string());
-    format!("{}  transaction {about}  {}", moment(letter.buried_at), letter.reason)
+    format!("{}  transaction {about}  {}", Timestamp::from(letter.buried_at), letter.reason)
 }
 
 fn show(letter: &DeadLetter) {
@@ -166,8 +161,8 @@ fn show(letter: &DeadLetter) {
         println!("transaction  {id}");
     }
     println!("reason       {}", letter.reason);
-    println!("sent         {}", moment(letter.sent_at));
-    println!("buried       {}", moment(letter.buried_at));
+    println!("sent         {}", Timestamp::from(letter.sent_at));
+    println!("buried       {}", Timestamp::from(letter.buried_at));
     println!("receives     {}", letter.receives);
     for (name, value) in &letter.attributes {
         println!("attribute    {name}={value}");

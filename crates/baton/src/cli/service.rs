@@ -47,6 +47,7 @@ pub async fn run_parts(
     metrics: PrometheusHandle,
     shutdown: CancellationToken,
 ) -> anyhow::Result<ExitCode> {
+    let upkeep = telemetry::keep_up(metrics.clone(), shutdown.clone());
     let routes = routes(config, service, lane, metrics);
     // The API and the watch outlive the consumer's drain only in a process of both; health stays readable meanwhile.
     let drained = CancellationToken::new();
@@ -59,7 +60,7 @@ pub async fn run_parts(
         }
         drained.cancel();
     };
-    tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lane.watch(drained.clone()));
+    tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lane.watch(drained.clone()), upkeep);
     info!(action = "stopped", "{} stopped", name(service));
     Ok(ExitCode::SUCCESS)
 }

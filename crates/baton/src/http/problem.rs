@@ -89,6 +89,12 @@ impl Problem {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "Unsupported media type", detail)
     }
 
+    /// 422: the idempotency key belongs to another request.
+    pub fn key_reused() -> Self {
+        let detail = "this Idempotency-Key was used with another body; use a new key for a new request";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
+    }
+
     /// 500: a mistake of ours.
     pub fn internal() -> Self {
         let detail = "something went wrong here; the log has it under the request id";

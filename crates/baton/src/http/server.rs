@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use hyper::server::conn::http1;
@@ -86,14 +86,26 @@ async fn identify(request: Request, next: Next) -> Response {
     response
 }
 
+/// Clients may invent methods; each would be a series of its own.
+fn known_method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::HEAD => "HEAD",
+        _ => "other",
+    }
+}
+
 async fn measure(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route =
         request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned());
-    let method = request.method().as_str().to_owned();
+    let method = known_method(request.method());
     let response = next.run(request).await;
     let status = response.status().as_u16().to_string();
-    counter!("baton_http_requests_total", "method" => method.clone(), "route" => route.clone(), "status" => status)
+    counter!("baton_http_requests_total", "method" => method, "route" => route.clone(), "status" => status)
         .increment(1);
     histogram!("baton_http_request_seconds", "method" => method, "route" => route)
         .record(started.elapsed().as_secs_f64());
@@ -112,6 +124,8 @@ pub async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
 const CONNECTIONS_MAX: usize = 4096;
 /// How long a client may take to send a request's head, or to send nothing on an open connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the last answers may take to be read when the server stops.
+const LAST_ANSWERS: Duration = Duration::from_secs(35);
 /// Between two tries to accept when the system has no more files to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -159,5 +173,7 @@ pub async fn serve(listener: TcpListener, routes: Router, shutdown: Cancellation
     }
     drop(listener);
     connections.close();
-    connections.wait().await;
+    if tokio::time::timeout(LAST_ANSWERS, connections.wait()).await.is_err() {
+        warn!(action = "connections_left", "{} clients did not read their answers in time", connections.len());
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router, routing};
 use serde_json::{Value, json};
@@ -45,10 +45,13 @@ pub fn routes(state: ApiState) -> Router {
 async fn direct(
     State(state): State<ApiState>,
     Extension(Caller(caller)): Extension<Caller>,
+    headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Response, Problem> {
     let request = DirectRequest::parse(&body).map_err(Problem::invalid)?;
-    let row = state.intake.accept(&request, &caller).await.map_err(|failure| match &failure {
+    let key = read_idempotency_key(&headers)?;
+    let row = state.intake.accept(&request, &caller, key).await.map_err(|failure| match &failure {
+        IntakeError::KeyReused => Problem::key_reused(),
         IntakeError::Unavailable(cause) => {
             Problem::unavailable("the transaction was not accepted and will not happen; send it again later", cause)
         }
@@ -61,6 +64,20 @@ async fn direct(
         "createdAt": row.created_at,
     });
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response())
+}
+
+/// The client's own name for a request. RFC-quoted keys and bare ones are the same key.
+fn read_idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    const LENGTH_MAX: usize = 255;
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = value.to_str().unwrap_or_default().trim().trim_matches('"');
+    if key.is_empty() || key.len() > LENGTH_MAX {
+        return Err(Problem::invalid(vec![FieldProblem {
+            field: "Idempotency-Key".to_owned(),
+            message: format!("must be 1 to {LENGTH_MAX} visible ASCII characters"),
+        }]));
+    }
+    Ok(Some(key))
 }
 
 async fn status(State(state): State<ApiState>, id: PathId) -> Result<Json<Value>, Problem> {

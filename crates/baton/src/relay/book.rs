@@ -9,7 +9,7 @@ use pipeline::Queue;
 use tracing::{error, info, warn};
 
 use super::message::Envelope;
-use super::report::{Mode, Report, Verdict};
+use super::report::{Mode, Report, Source, Verdict};
 use super::store::{Saved, StoreError, TransactionStore};
 use super::transaction::{Clocks, Moved, Refused, RelayerTxId, Step, Transaction, TransactionId};
 use crate::cache::Cache;
@@ -49,8 +49,36 @@ pub enum Applied {
     Ignored,
 }
 
-/// The source of a report that a relayer sent of its own accord.
-pub const WEBHOOK: &str = "webhook";
+/// Who brought a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The relayer sent it.
+    Webhook,
+    /// The relayer sent it before we knew its id.
+    EarlyWebhook,
+    /// The reconciler asked.
+    Reconciler,
+    /// Confirm mode asked.
+    Follow,
+}
+
+impl Origin {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Webhook => "webhook",
+            Self::EarlyWebhook => "early-webhook",
+            Self::Reconciler => "reconciler",
+            Self::Follow => "follow",
+        }
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Self::Webhook | Self::EarlyWebhook => Source::Webhook,
+            Self::Reconciler | Self::Follow => Source::Asked,
+        }
+    }
+}
 
 /// How long a save that must not be lost is tried again while the database is away.
 const PERSIST_FOR: Duration = Duration::from_secs(60);
@@ -117,15 +145,16 @@ impl Book {
     }
 
     /// Applies a relayer's word about a bound row, whoever brought it.
-    pub async fn apply(&self, id: TransactionId, report: &Report, source: &'static str) -> Result<Applied, StoreError> {
+    pub async fn apply(&self, id: TransactionId, report: &Report, origin: Origin) -> Result<Applied, StoreError> {
+        let source = origin.name();
         loop {
             let Some(row) = self.store.get(id).await? else { return Ok(Applied::Ignored) };
             let now = Timestamp::now();
-            let (moved, reroute) = match row.report(report, self.mode, now, &self.clocks) {
+            let (moved, reroute) = match row.report(report, origin.source(), self.mode, now, &self.clocks) {
                 Verdict::Ignore(why) => {
                     counter!("baton_reports_ignored_total", "source" => source).increment(1);
                     tracing::debug!(transactionId = %id, action = "report_ignored", source, why, "a report says nothing new");
-                    if source == WEBHOOK {
+                    if origin == Origin::Webhook {
                         self.store.note(id, &Step::new("webhook-ignored", why), now).await?;
                     }
                     return Ok(Applied::Ignored);
@@ -136,18 +165,15 @@ impl Book {
                     self.store.note(id, &step, now).await?;
                     return Ok(Applied::Ignored);
                 }
-                Verdict::Move(moved) => (moved, false),
-                Verdict::Reroute(moved) => (moved, true),
+                Verdict::Move(moved) => (moved, None),
+                Verdict::Reroute(moved, pause) => (moved, Some(pause)),
             };
             if self.save(&row, &moved).await? == Saved::Stale {
                 continue;
             }
-            if reroute {
+            if let Some(pause) = reroute {
                 counter!("baton_reroutes_total").increment(1);
-                let after = moved.transaction;
-                // Growing, so that a pool whose every wallet is empty is not hammered.
-                let pause = Duration::from_secs(1) * 2u32.saturating_pow(after.reroutes.saturating_sub(1)).min(60);
-                self.publish_again(&after, pause.min(self.clocks.claim_check)).await;
+                self.publish_again(&moved.transaction, pause).await;
             }
             return Ok(Applied::Moved);
         }
@@ -158,7 +184,7 @@ impl Book {
         for record in self.store.take_early(tx_id).await? {
             let report = serde_json::from_str(&record).ok().as_ref().and_then(super::relayer::wire::read_record);
             if let Some(report) = report {
-                self.apply(id, &report, "early-webhook").await?;
+                self.apply(id, &report, Origin::EarlyWebhook).await?;
             }
         }
         Ok(())

@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
-use super::book::{Book, Updated};
+use super::book::{Book, Origin, Updated};
 use super::message::Envelope;
 use super::relayer::client::{Answer, NotTaken, describe};
 use super::relayer::pool::{Chosen, Pool, Unavailable};
 use super::report::{Mode, Report};
 use super::routing::Sent;
 use super::store::StoreError;
-use super::transaction::{ConsumerId, FailedBy, RelayerUrl, Status, Transaction, TransactionId};
+use super::transaction::{ConsumerId, FailedBy, RelayerUrl, Status, Transaction, TransactionId, Unknown};
 use crate::timestamp::Timestamp;
 
 /// Handles the messages of the relay lane.
@@ -171,8 +171,10 @@ impl Consumer {
             };
             // Before the claim's own time: whoever takes it over counts from there.
             let claiming = Instant::now();
-            let Some((claimed, token)) = self.claim(id, &chosen).await? else {
+            let claimed = self.claim(id, &chosen).await;
+            let Ok(Some((claimed, token))) = claimed else {
                 chosen.answered(Sent::NotSent);
+                claimed?;
                 // Somebody else was quicker; what is left to do is for the next delivery to see.
                 return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
             };
@@ -188,7 +190,10 @@ impl Consumer {
                 Answer::Accepted(report) => return self.bound(id, token, *report).await,
                 Answer::Refused(reason) => return self.refused(id, token, &reason).await,
                 Answer::ItemFailed(reason) => return self.item_failed(id, token, &reason).await,
-                Answer::Unknown { reason, answered } => return self.in_doubt(id, token, &reason, answered).await,
+                Answer::Unknown { reason, answered } => {
+                    let kind = if answered { Unknown::Answered } else { Unknown::Silent };
+                    return self.in_doubt(id, token, &reason, kind).await;
+                }
                 Answer::NotTaken { why, detail } => {
                     info!(transactionId = %id, action = "not_taken", relayer = %relayer, "{detail}");
                     let now = Timestamp::now();
@@ -238,7 +243,8 @@ impl Consumer {
             // Another row with the same content was bound to this record while it was in doubt. The two are
             // interchangeable; which record is left for this one is for the search to find.
             Err(StoreError::Conflict { .. }) => {
-                return self.in_doubt(id, token, "its record was bound to an equal transaction", true).await;
+                let reason = "its record was bound to an equal transaction";
+                return self.in_doubt(id, token, reason, Unknown::Exchanged).await;
             }
             Err(failure) => return Err(failure),
         }
@@ -267,7 +273,10 @@ impl Consumer {
     fn after_failure(&self, updated: Updated, reason: &str) -> Outcome {
         let row = match updated {
             Updated::Moved(row) => row,
-            Updated::Refused(..) | Updated::Missing => return Outcome::Done,
+            // Perhaps an earlier try was saved and only its answer was lost: the row knows what is left to do.
+            Updated::Refused(..) | Updated::Missing => {
+                return Outcome::Retry { after: Duration::ZERO, reason: "the row has moved".to_owned() };
+            }
         };
         if row.status == Status::Failed {
             counter!("baton_dead_letters_total", "lane" => "relay").increment(1);
@@ -287,12 +296,12 @@ impl Consumer {
         id: TransactionId,
         token: Uuid,
         reason: &str,
-        answered: bool,
+        kind: Unknown,
     ) -> Result<Outcome, StoreError> {
         counter!("baton_unknown_outcomes_total").increment(1);
         warn!(transactionId = %id, action = "outcome_unknown", "{reason}");
         let now = Timestamp::now();
-        self.book.persist(id, |row| row.doubt(token, reason, answered, now, &self.book.clocks)).await?;
+        self.book.persist(id, |row| row.doubt(token, reason, kind, now, &self.book.clocks)).await?;
         Ok(Outcome::Done)
     }
 
@@ -313,10 +322,10 @@ impl Consumer {
             if Instant::now() >= until {
                 return Ok(Outcome::Done);
             }
-            if let Some(client) = self.pool.client(&binding.relayer) {
+            if let Some(client) = self.pool.ask_one(&binding.relayer) {
                 match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
                     Ok(Some(report)) => {
-                        self.book.apply(id, &report, "follow").await?;
+                        self.book.apply(id, &report, Origin::Follow).await?;
                     }
                     Ok(None) => return Ok(Outcome::Done),
                     Err(failure) => debug!(transactionId = %id, "not followed: {}", describe(&failure)),

@@ -9,7 +9,7 @@ use axum::Router;
 use metrics::gauge;
 use pipeline::queue::sqlite::SqliteQueue;
 use pipeline::sqlite::Database;
-use pipeline::{Pipeline, PipelineOptions, Queue, QueueOptions, RetryPolicy, Summary};
+use pipeline::{Pipeline, PipelineOptions, QueueOptions, RetryPolicy, Summary};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -188,10 +188,5 @@ impl Lane {
                 () = tokio::time::sleep(MEASURE_EVERY) => {}
             }
         }
-    }
-
-    /// The queue, for operators' commands.
-    pub fn queue(&self) -> Arc<dyn Queue> {
-        Arc::clone(&self.book.queue)
     }
 }

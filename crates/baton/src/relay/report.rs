@@ -3,6 +3,8 @@
 //!
 //! Only here are `hash` and the successful final states set.
 
+use std::time::Duration;
+
 use alloy_primitives::U256;
 use serde_json::Value;
 
@@ -67,13 +69,22 @@ pub enum Mode {
     Confirm,
 }
 
+/// How a report came, which says how old it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The relayer sent it, some time ago, in any order.
+    Webhook,
+    /// We asked just now.
+    Asked,
+}
+
 /// What to do about a report.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
     /// Save this.
     Move(Box<Moved>),
-    /// Save this, and queue the transaction again: another relayer should take it.
-    Reroute(Box<Moved>),
+    /// Save this, and queue the transaction again after the pause: another relayer should take it.
+    Reroute(Box<Moved>, Duration),
     /// The relayer sent it twice: keep the second hash in the timeline and raise the alarm.
     DoubleSend(Step),
     /// Old news, or none.
@@ -82,16 +93,23 @@ pub enum Verdict {
 
 impl Transaction {
     /// Judges a report about the transaction that this row is bound to.
-    pub fn report(&self, report: &Report, mode: Mode, now: Timestamp, clocks: &Clocks) -> Verdict {
+    pub fn report(&self, report: &Report, source: Source, mode: Mode, now: Timestamp, clocks: &Clocks) -> Verdict {
         let Some(binding) = self.binding.as_ref().filter(|binding| binding.tx_id == report.tx_id) else {
-            return Verdict::Ignore("the transaction is no longer with that relayer");
+            // It was given up there as never signed, and has been sent elsewhere since.
+            return match &report.hash {
+                Some(hash) => Verdict::DoubleSend(Step::new(
+                    "double-send",
+                    format!("{} was given up as never signed, and now has hash {hash}", report.tx_id),
+                )),
+                None => Verdict::Ignore("the transaction is no longer with that relayer"),
+            };
         };
         if self.status.is_final() {
             return self.after_the_end(report);
         }
         match report.status {
             ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
-            ReportedStatus::Open(progress) => self.progressed(report, progress, now, clocks),
+            ReportedStatus::Open(progress) => self.progressed(report, progress, source, now, clocks),
             ReportedStatus::Confirmed if !self.call.is_still(report) => {
                 let reason = "the relayer replaced the call (a no-op was confirmed in its place)";
                 Verdict::Move(Box::new(self.ended_badly(report, reason, mode, now)))
@@ -115,8 +133,10 @@ impl Transaction {
                 next.avoid = Some(binding.relayer.clone());
                 next.binding = None;
                 next.reroutes += 1;
-                next.check_at = Some(now + clocks.claim_check);
-                Verdict::Reroute(Box::new(moved(next, "rerouted", detail)))
+                // Growing, so that a pool whose every wallet is empty is not hammered.
+                let pause = Duration::from_secs(1) * 2u32.saturating_pow(self.reroutes).min(REROUTE_PAUSE_MAX_S);
+                next.check_at = Some(now + pause + clocks.pending_check);
+                Verdict::Reroute(Box::new(moved(next, "rerouted", detail)), pause)
             }
             ReportedStatus::Failed => {
                 let reason = report.reason.clone().unwrap_or_else(|| "the relayer reported failure".to_owned());
@@ -133,16 +153,27 @@ impl Transaction {
 
     /// The chain cannot have seen it, another relayer would not share the reason, and it is ours to send.
     fn may_reroute(&self, report: &Report) -> bool {
-        report.never_signed() && self.hash.is_none() && report.relayers_own_fault() && !self.imported
+        let unsigned = self.binding.as_ref().is_some_and(|binding| binding.progress == Progress::Pending);
+        unsigned && report.never_signed() && self.hash.is_none() && report.relayers_own_fault() && !self.imported
     }
 
-    fn progressed(&self, report: &Report, progress: Progress, now: Timestamp, clocks: &Clocks) -> Verdict {
+    fn progressed(
+        &self,
+        report: &Report,
+        progress: Progress,
+        source: Source,
+        now: Timestamp,
+        clocks: &Clocks,
+    ) -> Verdict {
         let Some(binding) = &self.binding else { return Verdict::Ignore("no relayer has it") };
         if progress < binding.progress {
             return Verdict::Ignore("older than what is known");
         }
+        // A relayer that raises the price changes the hash without a word. Of two hashes at the same stage a webhook's
+        // may be the older; what we asked for just now is not.
+        let other_hash = report.hash.is_some() && report.hash != self.hash;
         let news = progress > binding.progress
-            || (report.hash.is_some() && report.hash != self.hash)
+            || (other_hash && (source == Source::Asked || self.hash.is_none()))
             || binding.forgotten_since.is_some();
         if !news {
             return Verdict::Ignore("already known");
@@ -157,8 +188,14 @@ impl Transaction {
 
     fn after_the_end(&self, report: &Report) -> Verdict {
         let another = report.hash.as_deref().filter(|hash| self.hash.as_deref().is_some_and(|known| known != *hash));
+        // A late word with the hash from before a price rise has the same nonce; a second sending has another.
+        let known_nonce = self.binding.as_ref().and_then(|binding| binding.nonce);
+        let sent_again = match (known_nonce, report.nonce) {
+            (Some(known), Some(said)) => known != said,
+            _ => report.status == ReportedStatus::Confirmed,
+        };
         match another {
-            Some(hash) if self.status != Status::Failed => Verdict::DoubleSend(Step::new(
+            Some(hash) if self.status != Status::Failed && sent_again => Verdict::DoubleSend(Step::new(
                 "double-send",
                 format!("the relayer reports a second hash {hash} after {}", self.hash.as_deref().unwrap_or("none")),
             )),
@@ -179,14 +216,18 @@ impl Transaction {
         next.from = report.from.clone().or(next.from);
         if let Some(binding) = &mut next.binding {
             binding.forgotten_since = None;
+            binding.nonce = report.nonce.or(binding.nonce);
         }
         next
     }
 }
 
+/// The longest pause before a transaction that a relayer failed unsigned is sent to another.
+const REROUTE_PAUSE_MAX_S: u32 = 300;
+
 impl Call {
     /// Whether the relayer's record still is this call; a field that the dialect does not carry proves nothing.
-    fn is_still(&self, report: &Report) -> bool {
+    pub fn is_still(&self, report: &Report) -> bool {
         let same_to = report.to.as_deref().is_none_or(|to| to.eq_ignore_ascii_case(&self.to.to_string()));
         let same_value = report.value.is_none_or(|value| value == self.value);
         let same_data = report.data.as_deref().is_none_or(|data| data_eq(data, &self.data));
@@ -209,9 +250,10 @@ fn data_eq(a: &str, b: &str) -> bool {
 }
 
 impl Report {
-    /// No nonce and no hash: the chain cannot have seen it.
+    /// It says that it has no nonce and no hash: the chain cannot have seen it. A dialect that does not speak of
+    /// nonces says nothing.
     pub fn never_signed(&self) -> bool {
-        self.nonce.is_none() && self.hash.is_none()
+        self.raw.get("nonce").is_some_and(Value::is_null) && self.hash.is_none()
     }
 
     /// Whether this record is a no-op that stands where some call was: sent to the relayer itself, empty.
@@ -223,14 +265,7 @@ impl Report {
     /// Whether the reason is one that another relayer would not share. The words are those of the relayer's own
     /// source; an unknown reason is the item's.
     fn relayers_own_fault(&self) -> bool {
-        const OWN: [&str; 6] = [
-            "pending state for over",
-            "insufficient balance",
-            "insufficient funds",
-            "queue unavailable",
-            "rpc",
-            "provider",
-        ];
+        const OWN: [&str; 3] = ["pending state for over", "insufficient balance", "queue unavailable"];
         let reason = self.reason.as_deref().unwrap_or_default().to_ascii_lowercase();
         OWN.iter().any(|own| reason.contains(own))
     }
@@ -238,8 +273,6 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::json;
     use uuid::Uuid;
 
@@ -253,6 +286,7 @@ mod tests {
         claim_check: Duration::from_secs(10),
         submit_timeout: Duration::from_secs(30),
         send_window: Duration::from_secs(5),
+        relayer_timeout: Duration::from_secs(30),
         doubt_check: Duration::from_secs(1),
         absence_confirm: Duration::from_secs(5),
         submitted_check: Duration::from_secs(30),
@@ -288,8 +322,8 @@ mod tests {
     }
 
     fn after(row: &Transaction, report: &Report) -> Transaction {
-        match row.report(report, Mode::FireAndForget, Timestamp(1), &CLOCKS) {
-            Verdict::Move(moved) | Verdict::Reroute(moved) => moved.transaction,
+        match row.report(report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS) {
+            Verdict::Move(moved) | Verdict::Reroute(moved, _) => moved.transaction,
             other => panic!("expected a move, got {other:?}"),
         }
     }
@@ -303,7 +337,8 @@ mod tests {
 
     #[test]
     fn confirm_mode_ends_in_success_with_the_result() {
-        let verdict = submitted().report(&word(ReportedStatus::Confirmed), Mode::Confirm, Timestamp(1), &CLOCKS);
+        let verdict =
+            submitted().report(&word(ReportedStatus::Confirmed), Source::Webhook, Mode::Confirm, Timestamp(1), &CLOCKS);
         let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
         assert_eq!(moved.transaction.status, Status::Success);
         assert_eq!(moved.transaction.result, Some(json!({ "all": "of it" })));
@@ -330,7 +365,7 @@ mod tests {
             ReportedStatus::Failed,
             ReportedStatus::Confirmed,
         ] {
-            let verdict = confirmed.report(&word(status), Mode::FireAndForget, Timestamp(2), &CLOCKS);
+            let verdict = confirmed.report(&word(status), Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS);
             assert!(matches!(verdict, Verdict::Ignore(_)), "{status:?}: {verdict:?}");
         }
     }
@@ -338,8 +373,13 @@ mod tests {
     #[test]
     fn progress_only_goes_on() {
         let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Mined)));
-        let verdict =
-            row.report(&word(ReportedStatus::Open(Progress::Sent)), Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        let verdict = row.report(
+            &word(ReportedStatus::Open(Progress::Sent)),
+            Source::Webhook,
+            Mode::FireAndForget,
+            Timestamp(2),
+            &CLOCKS,
+        );
         assert_eq!(verdict, Verdict::Ignore("older than what is known"));
         assert_eq!(row.status, Status::Submitted);
     }
@@ -348,10 +388,44 @@ mod tests {
     fn a_second_hash_after_confirmed_is_an_alarm() {
         let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
         let mut again = word(ReportedStatus::Open(Progress::Submitted));
-        again.hash = Some("0x02".into());
-        let verdict = confirmed.report(&again, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        (again.hash, again.nonce) = (Some("0x02".into()), Some(5));
+        let verdict = confirmed.report(&again, Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS);
         let Verdict::DoubleSend(step) = verdict else { panic!("{verdict:?}") };
         assert!(step.detail.contains("0x01") && step.detail.contains("0x02"));
+    }
+
+    #[test]
+    fn an_old_hash_of_the_same_nonce_is_neither_an_alarm_nor_taken_back() {
+        let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Submitted)));
+        let mut bumped = word(ReportedStatus::Open(Progress::Submitted));
+        bumped.hash = Some("0x02".into());
+        let asked = row.report(&bumped, Source::Asked, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        let Verdict::Move(moved) = asked else { panic!("{asked:?}") };
+        let row = moved.transaction;
+        assert_eq!(row.hash.as_deref(), Some("0x02"));
+        let late = word(ReportedStatus::Open(Progress::Submitted));
+        let verdict = row.report(&late, Source::Webhook, Mode::FireAndForget, Timestamp(3), &CLOCKS);
+        assert_eq!(verdict, Verdict::Ignore("already known"));
+        let mut confirmed = word(ReportedStatus::Confirmed);
+        confirmed.hash = Some("0x02".into());
+        let row = after(&row, &confirmed);
+        let verdict = row.report(&late, Source::Webhook, Mode::FireAndForget, Timestamp(4), &CLOCKS);
+        assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
+    }
+
+    #[test]
+    fn what_was_given_up_as_unsigned_and_then_signed_is_an_alarm() {
+        let mut report = word(ReportedStatus::Confirmed);
+        report.tx_id = RelayerTxId("given-up".into());
+        let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+        assert!(matches!(verdict, Verdict::DoubleSend(_)), "{verdict:?}");
+    }
+
+    #[test]
+    fn a_dialect_without_nonces_proves_nothing_about_signing() {
+        let mut report = word(ReportedStatus::Failed);
+        (report.hash, report.nonce, report.reason) = (None, None, Some("Insufficient balance".into()));
+        assert_eq!(after(&submitted(), &report).status, Status::Failed);
     }
 
     #[test]
@@ -361,8 +435,9 @@ mod tests {
         {
             let mut report = word(ReportedStatus::Failed);
             (report.hash, report.nonce, report.reason) = (None, None, Some(reason.into()));
-            let verdict = submitted().report(&report, Mode::FireAndForget, Timestamp(1), &CLOCKS);
-            let Verdict::Reroute(moved) = verdict else { panic!("{verdict:?}") };
+            report.raw = json!({ "nonce": null });
+            let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+            let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
             let row = moved.transaction;
             assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
             assert_eq!((row.binding, row.avoid), (None, Some(RelayerUrl("http://r1".into()))));
@@ -372,7 +447,7 @@ mod tests {
     #[test]
     fn an_unsigned_failure_of_the_items_own_and_a_signed_one_are_final() {
         let mut unsigned = word(ReportedStatus::Failed);
-        (unsigned.hash, unsigned.nonce) = (None, None);
+        (unsigned.hash, unsigned.nonce, unsigned.raw) = (None, None, json!({ "nonce": null }));
         unsigned.reason = Some("Transaction gas limit (1) exceeds block gas limit (2)".into());
         assert_eq!(after(&submitted(), &unsigned).status, Status::Failed);
         let mut reverted = word(ReportedStatus::Failed);
@@ -385,7 +460,8 @@ mod tests {
     fn a_report_about_another_relayer_transaction_changes_nothing() {
         let mut report = word(ReportedStatus::Confirmed);
         report.tx_id = RelayerTxId("oz-2".into());
-        let verdict = submitted().report(&report, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+        report.hash = None;
+        let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
         assert!(matches!(verdict, Verdict::Ignore(_)));
     }
 

@@ -333,10 +333,7 @@ impl Router {
         if let Breaker::Open { lasted, .. } = relayer.breaker {
             relayer.breaker = Breaker::Probing { lasted };
         }
-        if let Some(rate) = rate {
-            relayer.bucket.tokens = relayer.bucket.level(rate, burst, now) - 1.0;
-            relayer.bucket.filled_at = now;
-        }
+        relayer.bucket.spend(rate, burst, now);
     }
 
     /// Learns from an answer.
@@ -380,16 +377,24 @@ impl Router {
             }
             ListedState::Active => Health::Up(now),
         };
+        relayer.reported = report.pending.unwrap_or(0);
+        relayer.sent_at_report = mark;
         if let Some(pending) = report.pending {
-            relayer.reported = pending;
-            relayer.sent_at_report = mark;
             relayer.jam.watch(pending, report.last_confirmed.as_deref(), jam_after, now);
         }
     }
 
     /// Learns that a health check failed. A slow answer says nothing: the relayer becomes unknown, not down.
     pub fn not_reported(&mut self, index: usize, only_slow: bool) {
-        self.relayers[index].health = if only_slow { Health::Unknown } else { Health::Down(Reason::Unreachable) };
+        let relayer = &mut self.relayers[index];
+        relayer.health = if only_slow { Health::Unknown } else { Health::Down(Reason::Unreachable) };
+        relayer.forget_report();
+    }
+
+    /// Counts a question that is not a submission towards what the relayer allows.
+    pub fn asked(&mut self, index: usize, now: Instant) {
+        let (rate, burst) = (self.settings.rate_per_second, self.settings.burst());
+        self.relayers[index].bucket.spend(rate, burst, now);
     }
 
     /// Forgets reports that are too old to be believed.
@@ -400,6 +405,7 @@ impl Router {
                 && now.saturating_duration_since(at) > lifetime
             {
                 relayer.health = Health::Unknown;
+                relayer.forget_report();
             }
         }
     }
@@ -438,6 +444,13 @@ impl RoutingSettings {
 impl Relayer {
     fn load(&self) -> u64 {
         self.reported.saturating_add(u64::try_from(self.sent - self.sent_at_report).unwrap_or(0))
+    }
+
+    /// A count that is not renewed would only ever grow, until the relayer looked full for good.
+    fn forget_report(&mut self) {
+        self.reported = 0;
+        self.sent_at_report = self.sent;
+        self.jam = Jam::default();
     }
 
     fn failed(&mut self, settings: &RoutingSettings, now: Instant) {
@@ -480,6 +493,13 @@ impl Jam {
 }
 
 impl Bucket {
+    fn spend(&mut self, rate: Option<u32>, burst: f64, now: Instant) {
+        if let Some(rate) = rate {
+            self.tokens = self.level(rate, burst, now) - 1.0;
+            self.filled_at = now;
+        }
+    }
+
     fn level(&self, rate: u32, burst: f64, now: Instant) -> f64 {
         let gained = now.saturating_duration_since(self.filled_at).as_secs_f64() * f64::from(rate);
         (self.tokens + gained).min(burst)
@@ -647,6 +667,21 @@ mod tests {
         assert!(router.availability(now).is_ok());
         all_up(&mut router, &[0], now);
         assert!(router.select(&[], now).is_ok());
+    }
+
+    #[test]
+    fn a_relayer_whose_status_is_slow_does_not_fill_up_for_good() {
+        let (mut router, now) = router(1, RoutingSettings { in_flight_max: 2, ..settings() });
+        for _ in 0..10 {
+            counts(&mut router, 2, now);
+            assert!(router.select(&[], now).is_err());
+            router.not_reported(0, true);
+        }
+        let uncounted = HealthReport { pending: None, ..report(0) };
+        for _ in 0..10 {
+            router.reported(0, router.asking(0), &uncounted, now);
+            counts(&mut router, 2, now);
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::book::Book;
 use super::call::{Call, DirectRequest, Speed};
 use super::relayer::client::describe;
 use super::relayer::pool::Pool;
-use super::report::Report;
+use super::report::{Report, Source};
 use super::store::StoreError;
 use super::transaction::{Binding, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
@@ -70,6 +70,7 @@ impl StatusLookup {
 
     async fn ask_relayers(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
         let asked = self.pool.clients().iter().map(|client| async move {
+            self.pool.ask_one(client.url());
             match client.transaction(tx_id, self.timeout).await {
                 Ok(found) => found.map(|report| (client.url().clone(), report)),
                 Err(failure) => {
@@ -124,7 +125,9 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, book: &Boo
     // A relayer takes call data that is none. Such a record cannot be kept as a row of ours.
     let request = DirectRequest { call, retry_on_failure: false };
     let readable = serde_json::from_str(&request.to_json()).ok()?;
-    DirectRequest::parse(&readable).ok()?;
+    if DirectRequest::parse(&readable).ok()? != request {
+        return None;
+    }
     let created = report.created_at.unwrap_or(now);
     let mut row = Transaction::accepted(id, &request, "imported".to_owned(), created, &book.clocks);
     row.imported = true;
@@ -135,9 +138,10 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, book: &Boo
         tx_id: report.tx_id.clone(),
         at: now,
         progress: Progress::Pending,
+        nonce: None,
         forgotten_since: None,
     });
-    match row.report(report, book.mode, now, &book.clocks) {
+    match row.report(report, Source::Asked, book.mode, now, &book.clocks) {
         super::report::Verdict::Move(moved) => Some(moved.transaction),
         _ => Some(row),
     }

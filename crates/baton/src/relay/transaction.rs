@@ -176,9 +176,9 @@ pub struct Claim {
 
 impl Claim {
     /// When a submission under this claim has certainly ended at the relayer too: the last moment it may begin, and
-    /// the time it may take.
+    /// the time it may take there, whether or not we still wait for it.
     fn open_until(&self, clocks: &Clocks) -> Timestamp {
-        self.at + clocks.send_window + clocks.submit_timeout
+        self.at + clocks.longest_submission()
     }
 }
 
@@ -189,6 +189,8 @@ pub struct Doubt {
     pub reason: String,
     /// Until then the relayer may still be working on a request that we no longer hear of; absence proves nothing.
     pub open_until: Timestamp,
+    /// Whether the relayer fell silent, so that it may have lost its memory with the answer.
+    pub silent: bool,
     /// The first time the relayer's own list did not show it.
     pub absent_since: Option<Timestamp>,
 }
@@ -204,6 +206,8 @@ pub struct Binding {
     pub at: Timestamp,
     /// How far the relayer has said it is.
     pub progress: Progress,
+    /// The nonce that it was signed with, if the relayer has said.
+    pub nonce: Option<u64>,
     /// Since when the relayer says it knows no such transaction.
     pub forgotten_since: Option<Timestamp>,
 }
@@ -288,6 +292,8 @@ pub struct Clocks {
     pub submit_timeout: Duration,
     /// How long after the claim a submission may still begin; later it is not sent at all.
     pub send_window: Duration,
+    /// How long a relayer may go on with a request that it has not answered.
+    pub relayer_timeout: Duration,
     /// A doubtful claim: how soon the relayer is asked, and how often while it does not answer.
     pub doubt_check: Duration,
     /// How long a relayer's list must go on not showing it before it counts as absent.
@@ -296,6 +302,25 @@ pub struct Clocks {
     pub submitted_check: Duration,
     /// The longest pause between two looks at a submitted row.
     pub submitted_check_max: Duration,
+}
+
+impl Clocks {
+    /// From a claim to the last moment in which its submission can still take effect.
+    fn longest_submission(&self) -> Duration {
+        self.send_window + self.submit_timeout.max(self.relayer_timeout)
+    }
+}
+
+/// Why nobody knows whether a relayer took a submission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unknown {
+    /// It answered, badly: it is done with the request, one way or the other.
+    Answered,
+    /// It did not answer: it may still be at it, or be gone with all it knew.
+    Silent,
+    /// It answered well, but an equal transaction in doubt was bound to the record meanwhile. What that one sent may
+    /// still be on its way, and is ours now.
+    Exchanged,
 }
 
 /// A saved move.
@@ -440,6 +465,7 @@ impl Transaction {
             tx_id: tx_id.clone(),
             at: now,
             progress: Progress::Pending,
+            nonce: None,
             forgotten_since: None,
         });
         next.from = from.map(str::to_owned).or(next.from);
@@ -450,22 +476,26 @@ impl Transaction {
         Ok(moved(next, "submitted", detail))
     }
 
-    /// Records that nobody knows whether the relayer took it. The claim stays. A relayer that `answered`, however
-    /// badly, is done with the request; one that did not may still be at it.
+    /// Records that nobody knows whether the relayer took it. The claim stays.
     pub fn doubt(
         &self,
         token: Uuid,
         reason: &str,
-        answered: bool,
+        kind: Unknown,
         now: Timestamp,
         clocks: &Clocks,
     ) -> Result<Moved, Refused> {
         let claim = self.claimed_with(token)?;
         let relayer = claim.relayer.clone();
-        let open_until = if answered { now } else { claim.open_until(clocks) };
+        let open_until = match kind {
+            Unknown::Answered => now,
+            Unknown::Silent => claim.open_until(clocks),
+            Unknown::Exchanged => now + clocks.longest_submission(),
+        };
+        let silent = kind != Unknown::Answered;
         let mut next = self.next(now);
         if let Some(claim) = &mut next.claim {
-            claim.doubt = Some(Doubt { reason: reason.to_owned(), open_until, absent_since: None });
+            claim.doubt = Some(Doubt { reason: reason.to_owned(), open_until, silent, absent_since: None });
         }
         next.check_at = Some(now + clocks.doubt_check);
         Ok(moved(next, "outcome-unknown", format!("at {relayer}: {reason}")))
@@ -488,6 +518,7 @@ impl Transaction {
         let doubt = claim.doubt.clone().unwrap_or_else(|| Doubt {
             reason: format!("its consumer {} stopped before the answer was stored", claim.consumer),
             open_until: claim.open_until(clocks),
+            silent: false,
             absent_since: None,
         });
         let newly = claim.doubt.is_none();

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use tracing::{info, warn};
 
-use super::book::{Applied, Book, WEBHOOK};
+use super::book::{Applied, Book, Origin};
 use super::relayer::wire::{self, Webhook};
 use super::report::Report;
 use super::store::StoreError;
@@ -98,7 +98,7 @@ async fn apply(book: &Book, report: &Report) -> Result<(Json<Value>, &'static st
         info!(action = "webhook_unknown", ozRelayerTxId = %report.tx_id, "a webhook about no transaction of ours; kept for a while");
         return Err(Problem::not_found("no transaction of ours has this relayer id"));
     };
-    let applied = book.apply(row.id, report, WEBHOOK).await.map_err(unavailable)?;
+    let applied = book.apply(row.id, report, Origin::Webhook).await.map_err(unavailable)?;
     let result = match applied {
         Applied::Moved => "applied",
         Applied::Ignored => "ignored",

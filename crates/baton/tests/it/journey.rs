@@ -1,6 +1,5 @@
 //! The journey of a transaction when all is well, in every way the lane can be run.
 
-use harness::ledger::Books;
 use harness::relayer::{Dialect, Faults, Outcome};
 use serde_json::json;
 
@@ -58,7 +57,7 @@ async fn api_and_consumer_as_separate_processes_share_one_data_directory() {
     let sent = stand.send_many(0..300).await;
     stand.until_all_final(LATER).await;
     assert_eq!(stand.count("confirmed").await, 300);
-    Books::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+    stand.books(sent).assert_exactly_once();
 }
 
 #[tokio::test]
@@ -92,7 +91,7 @@ async fn the_documents_dialect_is_spoken_too() {
     let sent = stand.send_many(0..20).await;
     stand.until_all_final(LATER).await;
     assert_eq!(stand.count("confirmed").await, 20);
-    Books::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+    stand.books(sent).assert_exactly_once();
 }
 
 #[tokio::test]
@@ -214,4 +213,30 @@ async fn every_service_has_health_and_metrics() {
     ] {
         assert!(text.contains(name), "{name} is missing in\n{text}");
     }
+}
+
+#[tokio::test]
+async fn a_repeated_request_under_one_idempotency_key_is_one_transaction() {
+    let stand = Plan::relayers(2).start().await;
+    let post = async |key: &str, value: &str| {
+        let request = stand.request(reqwest::Method::POST, "/api/v1/relay/direct").header("idempotency-key", key);
+        let response = request.json(&json!({ "to": TO, "value": value, "data": "0x01" })).send().await.unwrap();
+        (response.status().as_u16(), response.json::<serde_json::Value>().await.unwrap())
+    };
+    let twins = futures::future::join_all((0..20).map(|_| post("order-1", "5"))).await;
+    let ids: std::collections::BTreeSet<_> =
+        twins.iter().map(|(status, body)| (*status, body["transactionId"].as_str().unwrap().to_owned())).collect();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    let (status, id) = ids.into_iter().next().unwrap();
+    assert_eq!(status, 202);
+    stand.until_status(&id, "confirmed").await;
+    let (status, again) = post("order-1", "5").await;
+    assert_eq!((status, &again["transactionId"], &again["status"]), (202, &json!(id), &json!("confirmed")));
+    let (status, problem) = post("order-1", "6").await;
+    assert_eq!((status, &problem["code"]), (422, &json!("idempotency-key-reused")));
+    assert_ne!(post("order-2", "5").await.1["transactionId"], id.as_str());
+    assert_eq!(post("", "5").await.0, 400);
+    stand.until_all_final(LATER).await;
+    let taken: usize = stand.relayers.iter().map(|relayer| relayer.accepted().len()).sum();
+    assert_eq!(taken, 2);
 }

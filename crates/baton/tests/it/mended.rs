@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use harness::ledger::Books;
 use harness::relayer::{Faults, PostFault};
 use serde_json::json;
 
@@ -34,7 +33,7 @@ async fn slow_relayers_made_twelve_submissions_of_ten_requests() {
     }
     let sent = stand.send_many(0..10).await;
     stand.until_all_final(LATER).await;
-    Books::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+    stand.books(sent).assert_exactly_once();
 }
 
 #[tokio::test]
@@ -66,7 +65,7 @@ async fn sigterm_dropped_what_was_in_flight() {
     assert_eq!(health["parts"]["queue"]["inFlight"], 0, "what was not started was handed back: {health}");
     stand.add_consumer().await;
     stand.until_all_final(LATER).await;
-    Books::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+    stand.books(sent).assert_exactly_once();
 }
 
 #[tokio::test]
@@ -81,6 +80,7 @@ async fn an_empty_body_got_202() {
 async fn a_frozen_neighbour_hung_the_caller() {
     // Every relayer accepts connections and never answers anything: accepting and reading go on.
     let stand = Plan::relayers(2).start().await;
+    stand.warm_up().await;
     for relayer in &stand.relayers {
         relayer.change_faults(|faults| {
             faults.relayer_reads.hang = true;
@@ -100,7 +100,7 @@ async fn a_frozen_neighbour_hung_the_caller() {
         relayer.set_faults(Faults::default());
     }
     stand.until_all_final(LATER).await;
-    Books::compare(ids, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+    stand.books(ids).assert_exactly_once();
 }
 
 #[tokio::test]

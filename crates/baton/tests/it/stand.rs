@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use harness::ledger::Books;
 use harness::ports::free_port;
 use harness::process::{Process, Program};
 use harness::relayer::{Relayer, RelayerOptions};
@@ -35,6 +36,9 @@ impl Plan {
             ("RELAYER_RATE_PER_SECOND", "0"),
             ("RELAYER_MAX_IN_FLIGHT", "100000"),
             ("RELAYER_SUBMIT_TIMEOUT_MS", "2000"),
+            ("RELAYER_HANDLER_TIMEOUT_MS", "2000"),
+            // The clocks here are the same one, and a test is shorter than any real difference.
+            ("RELAYER_CLOCK_SKEW_MS", "1"),
             ("RECONCILE_INTERVAL_MS", "100"),
             ("RECONCILE_UNKNOWN_MS", "200"),
             ("RECONCILE_ABSENT_MS", "500"),
@@ -122,6 +126,9 @@ pub fn baton<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) ->
     Program::new(PathBuf::from(env!("CARGO_BIN_EXE_baton"))).args(args).envs(env.clone())
 }
 
+/// The serial numbers from which the warm-up takes its own.
+const WARM_UP: usize = 0xffff_0000;
+
 /// What is running.
 pub struct Stand {
     /// Kept until the end.
@@ -157,6 +164,16 @@ impl Stand {
 
     pub async fn get(&self, path: &str) -> (u16, Value) {
         answer(self.request(reqwest::Method::GET, path)).await
+    }
+
+    /// Sends a few and waits for them, so that every relayer has something to remember.
+    pub async fn warm_up(&self) {
+        let mut serial = WARM_UP;
+        while self.relayers.iter().any(|relayer| relayer.accepted().is_empty()) {
+            let id = self.send_serial(serial).await;
+            self.until_status(&id, "confirmed").await;
+            serial += 1;
+        }
     }
 
     /// Posts to `/relay/direct` and gives status and body.
@@ -210,6 +227,13 @@ impl Stand {
             if open["pending"] == 0 && open["submitted"] == 0 { Ok(()) } else { Err(health.to_string()) }
         })
         .await;
+    }
+
+    /// What was promised against what the relayers took, the warm-up aside.
+    pub fn books(&self, sent: impl IntoIterator<Item = (String, String)>) -> Books {
+        let mut books = Books::compare(sent, &self.relayers, |accepted| accepted.field("data"));
+        books.extras.retain(|(key, _)| *key < serial_data(WARM_UP));
+        books
     }
 
     /// How many transactions have that status.

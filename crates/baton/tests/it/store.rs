@@ -2,10 +2,11 @@
 
 use baton::config::{Config, Service};
 use baton::relay::call::DirectRequest;
+use baton::relay::report::{Mode, Report, ReportedStatus, Source, Verdict};
 use baton::relay::store::sqlite::SqliteStore;
-use baton::relay::store::{Filter, Saved, StoreError, TransactionStore};
+use baton::relay::store::{Due, Filter, Saved, StoreError, TransactionStore};
 use baton::relay::transaction::{
-    Clocks, ConsumerId, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+    Clocks, ConsumerId, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, Unknown,
 };
 use baton::timestamp::Timestamp;
 use pipeline::sqlite::Database;
@@ -63,7 +64,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state() {
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.clocks).unwrap()];
-    moves.push(moves[0].transaction.doubt(token, "500", true, now, &fixture.clocks).unwrap());
+    moves.push(moves[0].transaction.doubt(token, "500", Unknown::Answered, now, &fixture.clocks).unwrap());
     moves.push(moves[1].transaction.absent(token, now, &fixture.clocks).unwrap());
     moves.push(
         moves[2].transaction.bind(token, &RelayerTxId("oz".into()), Some("0xf"), "t", now, &fixture.clocks).unwrap(),
@@ -101,6 +102,28 @@ async fn a_relayer_transaction_belongs_to_one_row() {
     assert!(matches!(second, Err(StoreError::Conflict { .. })), "{second:?}");
     let tx_id = RelayerTxId("oz-1".into());
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
+    // Gone to another relayer since: the record still belongs to this row, for good.
+    let report = Report {
+        tx_id: tx_id.clone(),
+        status: ReportedStatus::Failed,
+        reason: Some("Insufficient balance".into()),
+        hash: None,
+        nonce: None,
+        from: None,
+        to: None,
+        value: None,
+        data: None,
+        gas_limit: None,
+        created_at: None,
+        confirmed_at: None,
+        raw: json!({ "nonce": null }),
+    };
+    let now = Timestamp::now();
+    let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.clocks);
+    let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
+    fixture.store.save(&moved).await.unwrap();
+    assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
+    assert!(matches!(fixture.bound("oz-1").await, Err(StoreError::Conflict { .. })));
     let among = [tx_id.clone(), RelayerTxId("oz-2".into())];
     assert_eq!(fixture.store.bound_among(&among).await.unwrap(), [tx_id]);
 }
@@ -112,10 +135,29 @@ async fn due_rows_come_oldest_first_and_final_ones_never() {
     fixture.store.insert(&[late.clone(), early.clone(), done.clone()]).await.unwrap();
     fixture.store.save(&done.resolve_fail(Timestamp(3000)).unwrap()).await.unwrap();
     let at = |row: &Transaction| row.check_at.unwrap();
-    assert!(fixture.store.due(Timestamp(at(&early).0 - 1), 10).await.unwrap().is_empty());
-    let due: Vec<_> = fixture.store.due(at(&late), 10).await.unwrap().into_iter().map(|row| row.id).collect();
+    assert!(fixture.store.due(Due::Waiting, Timestamp(at(&early).0 - 1), 10).await.unwrap().is_empty());
+    let due: Vec<_> =
+        fixture.store.due(Due::Waiting, at(&late), 10).await.unwrap().into_iter().map(|row| row.id).collect();
     assert_eq!(due, [early.id, late.id]);
-    assert_eq!(fixture.store.due(at(&late), 1).await.unwrap().len(), 1);
+    assert_eq!(fixture.store.due(Due::Waiting, at(&late), 1).await.unwrap().len(), 1);
+    let forever = Timestamp(i64::MAX);
+    assert!(fixture.store.due(Due::Claimed, forever, 10).await.unwrap().is_empty());
+    let claimed = early
+        .claim(
+            &ConsumerId::generate(),
+            Uuid::new_v4(),
+            &RelayerUrl("http://r".into()),
+            "t",
+            Timestamp(4000),
+            &fixture.clocks,
+        )
+        .unwrap();
+    fixture.store.save(&claimed).await.unwrap();
+    let bound = fixture.bound("oz-1").await.unwrap();
+    for (kind, expected) in [(Due::Claimed, early.id), (Due::Bound, bound.id), (Due::Waiting, late.id)] {
+        let due: Vec<_> = fixture.store.due(kind, forever, 10).await.unwrap().into_iter().map(|row| row.id).collect();
+        assert_eq!(due, [expected], "{kind:?}");
+    }
 }
 
 #[tokio::test]
@@ -141,7 +183,11 @@ async fn the_census_counts_what_is_open() {
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
     let claimed = row.claim(&me, token, &RelayerUrl("http://r1".into()), "test", now, &fixture.clocks).unwrap();
     fixture.store.save(&claimed).await.unwrap();
-    fixture.store.save(&claimed.transaction.doubt(token, "500", true, now, &fixture.clocks).unwrap()).await.unwrap();
+    fixture
+        .store
+        .save(&claimed.transaction.doubt(token, "500", Unknown::Answered, now, &fixture.clocks).unwrap())
+        .await
+        .unwrap();
     let census = fixture.store.census().await.unwrap();
     assert_eq!(census.open, [(Status::Pending, 2), (Status::Submitted, 1)]);
     assert_eq!((census.claims, census.claims_in_doubt), (1, 1));

@@ -5,15 +5,16 @@ use std::sync::RwLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{StatusCode, Url};
 use serde_json::Value;
 
-use super::wire::{self, Dialect, Listed, RelayerStatus};
+use super::wire::{self, Dialect, Listed, Page, RelayerStatus};
 use crate::config::Secret;
 use crate::relay::call::Call;
 use crate::relay::report::Report;
 use crate::relay::transaction::{RelayerTxId, RelayerUrl};
+use crate::timestamp::Timestamp;
 
 /// One relayer.
 pub struct RelayerClient {
@@ -90,9 +91,13 @@ pub enum RelayerError {
 }
 
 impl RelayerError {
-    /// Whether the silence says nothing about the relayer's health (it may just be slow).
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::Unreachable(error) if error.is_timeout() && !error.is_connect())
+    /// Whether this says nothing about the relayer's health: it may just be slow, or have been asked too often.
+    pub fn is_only_slow(&self) -> bool {
+        match self {
+            Self::Unreachable(error) => error.is_timeout() && !error.is_connect(),
+            Self::Status { status, .. } => *status == 429,
+            Self::Unreadable(_) => false,
+        }
     }
 }
 
@@ -103,7 +108,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const PAGE_SIZE: usize = 500;
 
 impl RelayerClient {
-    /// A client for `url`: a base URL (its first relayer is used), or one that ends in `/api/v1/relayers/{id}`.
+    /// A client for `url`: a base URL with one relayer behind it, or one that ends in `/api/v1/relayers/{id}`.
     pub fn new(url: &Url, api_key: &Secret) -> Result<Self, String> {
         let mut headers = HeaderMap::new();
         let mut bearer = HeaderValue::from_str(&format!("Bearer {}", api_key.expose()))
@@ -139,6 +144,11 @@ impl RelayerClient {
             let empty = listed.is_empty();
             let found = match &self.wanted_id {
                 Some(id) => listed.into_iter().find(|relayer| relayer.id == *id),
+                // Their order is not fixed: the first now may be another tomorrow, and a claim would be looked for in
+                // the wrong list.
+                None if listed.len() > 1 => {
+                    return Err(RelayerError::Unreadable("several relayers here; name one: …/api/v1/relayers/{id}"));
+                }
                 None => listed.into_iter().next(),
             };
             if let Some(found) = found {
@@ -225,8 +235,12 @@ impl RelayerClient {
         }
     }
 
-    /// One page of its transactions, newest first; pages count from 1. A short page is the last.
-    pub async fn transactions(&self, page: usize, timeout: Duration) -> Result<(Vec<Report>, bool), RelayerError> {
+    /// One page of its transactions, newest first, and what its clock said; pages count from 1.
+    pub async fn transactions(
+        &self,
+        page: usize,
+        timeout: Duration,
+    ) -> Result<(Page, Option<Timestamp>), RelayerError> {
         let target = self.known_target(timeout).await?;
         let path = match target.dialect {
             Dialect::OpenZeppelin => {
@@ -234,10 +248,9 @@ impl RelayerClient {
             }
             Dialect::Flat => format!("transactions?page={page}&per_page={PAGE_SIZE}"),
         };
-        let records = wire::read_records(&self.get(&path, timeout).await?)
-            .ok_or(RelayerError::Unreadable("the list of transactions"))?;
-        let last = records.len() < PAGE_SIZE;
-        Ok((records, last))
+        let (body, clock) = self.get_dated(&path, timeout).await?;
+        let page = wire::read_page(&body).ok_or(RelayerError::Unreadable("the list of transactions"))?;
+        Ok((page, clock))
     }
 
     async fn known_target(&self, timeout: Duration) -> Result<Target, RelayerError> {
@@ -249,14 +262,20 @@ impl RelayerClient {
     }
 
     async fn get(&self, path: &str, timeout: Duration) -> Result<Value, RelayerError> {
+        self.get_dated(path, timeout).await.map(|(body, _)| body)
+    }
+
+    async fn get_dated(&self, path: &str, timeout: Duration) -> Result<(Value, Option<Timestamp>), RelayerError> {
         let response =
             self.http.get(self.join(path)).timeout(timeout).send().await.map_err(RelayerError::Unreachable)?;
         let status = response.status();
+        let clock = response.headers().get(DATE).and_then(|date| Timestamp::parse_http(date.to_str().ok()?));
         let text = response.text().await.map_err(RelayerError::Unreachable)?;
         if !status.is_success() {
             return Err(RelayerError::Status { status: status.as_u16(), detail: wire::read_error(&text) });
         }
-        serde_json::from_str(&text).map_err(|_| RelayerError::Unreadable("not JSON"))
+        let body = serde_json::from_str(&text).map_err(|_| RelayerError::Unreadable("not JSON"))?;
+        Ok((body, clock))
     }
 
     fn join(&self, path: &str) -> String {

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::client::{RelayerClient, describe};
+use super::wire::ListedState;
 use crate::relay::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, RoutingSettings, Sent};
 use crate::relay::transaction::RelayerUrl;
 
@@ -61,9 +62,11 @@ impl Pool {
         Arc::new(Self { clients: clients.into_iter().map(Arc::new).collect(), router, interval, timeout })
     }
 
-    /// The relayer of that name, if it is still configured.
-    pub fn client(&self, url: &RelayerUrl) -> Option<Arc<RelayerClient>> {
-        self.clients.iter().find(|client| client.url() == url).cloned()
+    /// The relayer of that name, for a question: it counts towards what the relayer allows.
+    pub fn ask_one(&self, url: &RelayerUrl) -> Option<Arc<RelayerClient>> {
+        let index = self.clients.iter().position(|client| client.url() == url)?;
+        self.router().asked(index, Instant::now());
+        Some(Arc::clone(&self.clients[index]))
     }
 
     /// Every relayer.
@@ -152,7 +155,7 @@ impl Pool {
             Err(error) => {
                 counter!("baton_relayer_health_failures_total", "relayer" => client.url().0.clone()).increment(1);
                 tracing::debug!(relayer = %client.url(), "health check failed: {}", describe(&error));
-                self.router().not_reported(index, error.is_timeout());
+                self.router().not_reported(index, error.is_only_slow());
             }
         }
     }
@@ -180,8 +183,6 @@ impl Pool {
         self.router.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-use super::wire::ListedState;
 
 /// List and status are two calls; whichever says that it takes no work is believed.
 fn worse(a: ListedState, b: ListedState) -> ListedState {

@@ -26,8 +26,6 @@ pub struct Listed {
     pub id: String,
     /// How it speaks.
     pub dialect: Dialect,
-    /// Its own address.
-    pub address: Option<String>,
     /// Whether it takes work.
     pub state: ListedState,
     /// Its pending count, where the list carries it.
@@ -73,7 +71,6 @@ fn read_listed(item: &Value) -> Option<Listed> {
     Some(Listed {
         id,
         dialect: if flat { Dialect::Flat } else { Dialect::OpenZeppelin },
-        address: text(object, &["address"]),
         state: read_state(object),
         pending: number(object, &PENDING_NAMES),
     })
@@ -158,9 +155,25 @@ fn read_reported_status(name: &str) -> ReportedStatus {
     }
 }
 
-/// Reads one page of a relayer's transactions.
-pub fn read_records(body: &Value) -> Option<Vec<Report>> {
-    body.get("data")?.as_array()?.iter().map(read_record).collect()
+/// One page of a relayer's transactions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page {
+    /// Newest first.
+    pub records: Vec<Report>,
+    /// Whether there is none after it.
+    pub last: bool,
+}
+
+/// Reads one page. Its length says nothing: a relayer leaves out records that it cannot load, and may give fewer than
+/// it was asked for. The last page is the one at which its own count ends, or else an empty one.
+pub fn read_page(body: &Value) -> Option<Page> {
+    let records = body.get("data")?.as_array()?.iter().map(read_record).collect::<Option<Vec<_>>>()?;
+    let count = |name: &str| body.get("pagination")?.get(name)?.as_u64();
+    let last = match (count("current_page"), count("per_page"), count("total_items")) {
+        (Some(page), Some(size), Some(total)) => page.saturating_mul(size) >= total,
+        _ => records.is_empty(),
+    };
+    Some(Page { records, last })
 }
 
 /// What a webhook says.
@@ -304,6 +317,16 @@ mod tests {
         let Some(Webhook::Transaction(report)) = read_webhook(&body) else { panic!() };
         assert_eq!((report.tx_id.0.as_str(), report.hash.as_deref()), ("oz-123", Some("0xabc")));
         assert_eq!(report.value, None);
+    }
+
+    #[test]
+    fn a_short_page_is_not_the_last_unless_the_relayer_says_so() {
+        let record = json!({ "id": "a", "status": "pending" });
+        let page = |pagination: Value| read_page(&json!({ "data": [record], "pagination": pagination })).unwrap().last;
+        assert!(!page(json!({ "current_page": 1, "per_page": 500, "total_items": 501 })));
+        assert!(page(json!({ "current_page": 2, "per_page": 500, "total_items": 501 })));
+        assert!(!page(Value::Null));
+        assert!(read_page(&json!({ "data": [] })).unwrap().last);
     }
 
     #[test]

@@ -22,10 +22,10 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// One row.
     async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError>;
 
-    /// The row that is bound to a relayer's transaction.
+    /// The row that is, or ever was, bound to a relayer's transaction.
     async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError>;
 
-    /// Which of these relayer transactions are bound to some row.
+    /// Which of these relayer transactions are, or ever were, bound to some row.
     async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError>;
 
     /// Saves a move, with its steps, if the row's version is one below; durable when it returns. A relayer
@@ -46,8 +46,8 @@ pub trait TransactionStore: Send + Sync + 'static {
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError>;
 
-    /// Rows whose check is due, the longest overdue first.
-    async fn due(&self, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError>;
+    /// Rows of that kind whose check is due, the longest overdue first.
+    async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError>;
 
     /// Rows with a claim, newest first.
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError>;
@@ -75,6 +75,37 @@ pub trait TransactionStore: Send + Sync + 'static {
 
     /// Answers if the database does.
     async fn ping(&self) -> Result<(), StoreError>;
+}
+
+/// What a client calls a request, so that it can repeat it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdempotencyKey {
+    /// As sent; it belongs to the API key it came with.
+    pub key: String,
+    /// Of the request, normalised: another request under the same key is a mistake of the client's.
+    pub body_sha256: [u8; 32],
+}
+
+/// What became of an accept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accepted {
+    /// Stored.
+    Now,
+    /// The same request came before, as this transaction.
+    Before(TransactionId),
+    /// Another request came before under the same key.
+    Other,
+}
+
+/// What a row that is due is waiting for; a row waits for one thing at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// Somebody holds a claim.
+    Claimed,
+    /// A relayer has it.
+    Bound,
+    /// Neither: its message should be in the queue.
+    Waiting,
 }
 
 /// What became of a save.
@@ -166,7 +197,7 @@ impl StoreError {
 }
 
 /// The rule that a relayer transaction belongs to one row.
-pub const RELAYER_TX_ID_UNIQUE: &str = "transactions_relayer_tx_id";
+pub const RELAYER_TX_ID_UNIQUE: &str = "relayer_transactions";
 
 /// How long early webhooks are kept: a bind comes within a submission's time, or after the reconciler's search.
 pub const EARLY_WEBHOOK_LIFETIME: Duration = Duration::from_secs(3600);

@@ -9,7 +9,10 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_it
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Census, Filter, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry, TransactionStore};
+use super::{
+    Accepted, Census, Due, Filter, IdempotencyKey, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
+    TransactionStore,
+};
 use crate::relay::call::DirectRequest;
 use crate::relay::transaction::{
     Binding, Claim, ConsumerId, Doubt, FailedBy, Kind, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step,
@@ -26,27 +29,30 @@ pub struct SqliteStore {
 /// The migrations, in order; the version is the place in this list.
 const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_init.sql")];
 
-/// One transaction's timeline stops growing here, whatever a relayer keeps sending.
-const TIMELINE_ENTRIES_MAX: u32 = 500;
+/// Where one transaction's timeline stops growing. What a relayer repeats stops early and leaves room for alarms.
+const TIMELINE_ENTRIES_MAX: u32 = 2000;
+const TIMELINE_IGNORED_MAX: u32 = 200;
 
 const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
-     claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_absent_since, \
-     relayer_url, relayer_tx_id, bound_at, relayer_progress, forgotten_since, \
+     claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_silent, claim_absent_since, \
+     relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
      attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at";
 
 const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, imported, api_key, created_at, updated_at, \
-     confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_absent_since, \
-     relayer_url, relayer_tx_id, bound_at, relayer_progress, forgotten_since, \
-     attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, \
-     ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33)";
+     confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, \
+     claim_silent, claim_absent_since, relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, \
+     forgotten_since, attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, \
+     check_at) \
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
+     ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)";
 
 /// What never changes (kind, request, key, created_at) is not written again.
-const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, \
-     hash = ?11, sender = ?12, claim_consumer = ?13, claim_token = ?14, claim_relayer = ?15, claim_at = ?16, \
-     claim_doubt = ?17, claim_open_until = ?18, claim_absent_since = ?19, relayer_url = ?20, relayer_tx_id = ?21, \
-     bound_at = ?22, relayer_progress = ?23, forgotten_since = ?24, attempts = ?25, reroutes = ?26, replays = ?27, \
-     auto_replayed = ?28, avoid_relayer = ?29, failed_by = ?30, error_message = ?31, result = ?32, check_at = ?33 \
+const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, hash = ?11, sender = ?12, \
+     claim_consumer = ?13, claim_token = ?14, claim_relayer = ?15, claim_at = ?16, claim_doubt = ?17, \
+     claim_open_until = ?18, claim_silent = ?19, claim_absent_since = ?20, relayer_url = ?21, \
+     relayer_tx_id = ?22, bound_at = ?23, relayer_progress = ?24, relayer_nonce = ?25, \
+     forgotten_since = ?26, attempts = ?27, reroutes = ?28, replays = ?29, auto_replayed = ?30, \
+     avoid_relayer = ?31, failed_by = ?32, error_message = ?33, result = ?34, check_at = ?35 \
      WHERE id = ?1 AND version = ?4 - 1";
 
 const ADD_STEP: &str = "INSERT INTO timeline (transaction_id, seq, at, action, detail) \
@@ -81,13 +87,38 @@ impl SqliteStore {
         .await
     }
 
-    /// Stores a row and its message in one commit: there is no moment in which one exists without the other.
-    pub async fn accept(&self, row: Transaction, message: Outgoing, queue: &SqliteQueue) -> Result<(), StoreError> {
+    /// Stores a row and its message in one commit: there is no moment in which one exists without the other. With an
+    /// idempotency key that was used before, nothing is stored and the earlier transaction is named.
+    pub async fn accept(
+        &self,
+        row: Transaction,
+        key: Option<IdempotencyKey>,
+        message: Outgoing,
+        queue: &SqliteQueue,
+    ) -> Result<Accepted, StoreError> {
         let queue = queue.clone();
         self.write(move |connection| {
+            if let Some(key) = &key {
+                let used: Option<([u8; 32], [u8; 16])> = connection
+                    .prepare_cached(
+                        "SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ?1 AND key = ?2",
+                    )?
+                    .query_row([&row.api_key, &key.key], |row| Ok((row.get(0)?, row.get(1)?)))
+                    .optional()?;
+                if let Some((body_sha256, id)) = used {
+                    let id = TransactionId(Uuid::from_bytes(id));
+                    return Ok(if body_sha256 == key.body_sha256 { Accepted::Before(id) } else { Accepted::Other });
+                }
+                connection
+                    .prepare_cached(
+                        "INSERT INTO idempotency_keys (api_key, key, body_sha256, transaction_id) \
+                         VALUES (?1, ?2, ?3, ?4)",
+                    )?
+                    .execute(params![row.api_key, key.key, key.body_sha256, row.id.0.as_bytes()])?;
+            }
             insert(connection, &row)?;
             queue.enqueue(connection, std::slice::from_ref(&message))?;
-            Ok(())
+            Ok(Accepted::Now)
         })
         .await
     }
@@ -143,7 +174,17 @@ impl SqliteStore {
 impl TransactionStore for SqliteStore {
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
         let rows = rows.to_vec();
-        self.write(move |connection| rows.iter().try_for_each(|row| insert(connection, row))).await
+        let inserted = self.write(move |connection| {
+            for row in &rows {
+                if !owns_its_record(connection, row)? {
+                    // Nothing of this is kept: the job fails as a whole.
+                    return Err(rusqlite::Error::QueryReturnedNoRows);
+                }
+                insert(connection, row)?;
+            }
+            Ok(())
+        });
+        inserted.await
     }
 
     async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
@@ -151,14 +192,18 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM transactions WHERE relayer_tx_id = ?1");
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions \
+             WHERE id = (SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?1)"
+        );
         self.one(sql, vec![Box::new(tx_id.0.clone())]).await
     }
 
     async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError> {
         let tx_ids = tx_ids.to_vec();
         self.read(move |connection| {
-            let mut statement = connection.prepare_cached("SELECT 1 FROM transactions WHERE relayer_tx_id = ?1")?;
+            let mut statement =
+                connection.prepare_cached("SELECT 1 FROM relayer_transactions WHERE relayer_tx_id = ?1")?;
             let mut bound = Vec::new();
             for tx_id in tx_ids {
                 if statement.exists([&tx_id.0])? {
@@ -172,17 +217,24 @@ impl TransactionStore for SqliteStore {
 
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
         let Moved { transaction, steps } = moved.clone();
-        self.write(move |connection| {
-            let changed = execute_with(&mut *connection.prepare_cached(UPDATE)?, &transaction)?;
-            if changed == 0 {
-                return Ok(Saved::Stale);
+        let saved = self.write(move |connection| {
+            let version: Option<u64> = connection
+                .prepare_cached("SELECT version FROM transactions WHERE id = ?1")?
+                .query_row([transaction.id.0.as_bytes()], |row| row.get(0))
+                .optional()?;
+            if version != Some(transaction.version - 1) {
+                return Ok(Some(Saved::Stale));
             }
+            if !owns_its_record(connection, &transaction)? {
+                return Ok(None);
+            }
+            execute_with(connection.prepare_cached(UPDATE)?, &transaction)?;
             for step in &steps {
                 add_step(connection, transaction.id, step, transaction.updated_at)?;
             }
-            Ok(Saved::Yes)
-        })
-        .await
+            Ok(Some(Saved::Yes))
+        });
+        saved.await?.ok_or(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })
     }
 
     async fn note(&self, id: TransactionId, step: &Step, now: Timestamp) -> Result<(), StoreError> {
@@ -248,8 +300,16 @@ impl TransactionStore for SqliteStore {
             .await
     }
 
-    async fn due(&self, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM transactions WHERE check_at <= ?1 ORDER BY check_at LIMIT ?2");
+    async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        // Each condition is that of a partial index, which is then already in the right order.
+        let condition = match kind {
+            Due::Claimed => "claim_consumer IS NOT NULL",
+            Due::Bound => "claim_consumer IS NULL AND relayer_tx_id IS NOT NULL AND check_at IS NOT NULL",
+            Due::Waiting => "claim_consumer IS NULL AND relayer_tx_id IS NULL AND check_at IS NOT NULL",
+        };
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions WHERE {condition} AND check_at <= ?1 ORDER BY check_at LIMIT ?2"
+        );
         self.rows(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
@@ -354,7 +414,8 @@ impl TransactionStore for SqliteStore {
                     "SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
                 )?,
                 forgotten: count(
-                    "SELECT COUNT(*) FROM transactions WHERE status = 'submitted' AND forgotten_since IS NOT NULL",
+                    "SELECT COUNT(*) FROM transactions INDEXED BY transactions_forgotten \
+                     WHERE status = 'submitted' AND forgotten_since IS NOT NULL",
                 )?,
             })
         })
@@ -367,18 +428,29 @@ impl TransactionStore for SqliteStore {
 }
 
 fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
-    execute_with(&mut *connection.prepare_cached(INSERT)?, row)?;
+    execute_with(connection.prepare_cached(INSERT)?, row)?;
     Ok(())
 }
 
+/// Whether the relayer transaction that the row is bound to is its own, making it so if it is nobody's.
+fn owns_its_record(connection: &Connection, row: &Transaction) -> Result<bool, rusqlite::Error> {
+    let Some(binding) = &row.binding else { return Ok(true) };
+    let id = row.id.0.as_bytes();
+    let owner: Option<[u8; 16]> = connection
+        .prepare_cached("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?1")?
+        .query_row([&binding.tx_id.0], |row| row.get(0))
+        .optional()?;
+    if owner.is_none() {
+        connection
+            .prepare_cached("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?1, ?2)")?
+            .execute(params![binding.tx_id.0, id])?;
+    }
+    Ok(owner.is_none_or(|owner| owner == *id))
+}
+
 fn add_step(connection: &Connection, id: TransactionId, step: &Step, at: Timestamp) -> Result<(), rusqlite::Error> {
-    connection.prepare_cached(ADD_STEP)?.execute(params![
-        id.0.into_bytes(),
-        at.0,
-        step.action,
-        step.detail,
-        TIMELINE_ENTRIES_MAX
-    ])?;
+    let max = if step.action == "webhook-ignored" { TIMELINE_IGNORED_MAX } else { TIMELINE_ENTRIES_MAX };
+    connection.prepare_cached(ADD_STEP)?.execute(params![id.0.as_bytes(), at.0, step.action, step.detail, max])?;
     Ok(())
 }
 
@@ -391,7 +463,7 @@ fn first_id_at(at: Timestamp) -> [u8; 16] {
 
 /// Runs a statement with a row's values, in the order of the columns. Bound one by one: a list of boxed values would
 /// cost more than the statement.
-fn execute_with(statement: &mut rusqlite::Statement<'_>, row: &Transaction) -> Result<usize, rusqlite::Error> {
+fn execute_with(mut statement: rusqlite::CachedStatement<'_>, row: &Transaction) -> Result<usize, rusqlite::Error> {
     let claim = row.claim.as_ref();
     let doubt = claim.and_then(|claim| claim.doubt.as_ref());
     let binding = row.binding.as_ref();
@@ -419,11 +491,13 @@ fn execute_with(statement: &mut rusqlite::Statement<'_>, row: &Transaction) -> R
     bind(&claim.map(|claim| claim.at.0))?;
     bind(&doubt.map(|doubt| &doubt.reason))?;
     bind(&doubt.map(|doubt| doubt.open_until.0))?;
+    bind(&doubt.map(|doubt| doubt.silent))?;
     bind(&at(doubt.and_then(|doubt| doubt.absent_since)))?;
     bind(&binding.map(|binding| &binding.relayer.0))?;
     bind(&binding.map(|binding| &binding.tx_id.0))?;
     bind(&binding.map(|binding| binding.at.0))?;
     bind(&binding.map(|binding| binding.progress.name()))?;
+    bind(&binding.and_then(|binding| binding.nonce))?;
     bind(&at(binding.and_then(|binding| binding.forgotten_since)))?;
     bind(&row.attempts)?;
     bind(&row.reroutes)?;
@@ -437,8 +511,8 @@ fn execute_with(statement: &mut rusqlite::Statement<'_>, row: &Transaction) -> R
     statement.raw_execute()
 }
 
-/// Relayer, its id, when, how far, forgotten since.
-type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>);
+/// Relayer, its id, when, how far, nonce, forgotten since.
+type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<u64>, Option<i64>);
 
 /// A row as SQLite gives it; turning it into a transaction can fail, and then says which column.
 struct RawRow {
@@ -455,7 +529,7 @@ struct RawRow {
     hash: Option<String>,
     sender: Option<String>,
     claim: (Option<String>, Option<[u8; 16]>, Option<String>, Option<i64>),
-    doubt: (Option<String>, Option<i64>, Option<i64>),
+    doubt: (Option<String>, Option<i64>, Option<bool>, Option<i64>),
     binding: RawBinding,
     attempts: u32,
     reroutes: u32,
@@ -483,17 +557,17 @@ fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
         hash: row.get(10)?,
         sender: row.get(11)?,
         claim: (row.get(12)?, row.get(13)?, row.get(14)?, row.get(15)?),
-        doubt: (row.get(16)?, row.get(17)?, row.get(18)?),
-        binding: (row.get(19)?, row.get(20)?, row.get(21)?, row.get(22)?, row.get(23)?),
-        attempts: row.get(24)?,
-        reroutes: row.get(25)?,
-        replays: row.get(26)?,
-        auto_replayed: row.get(27)?,
-        avoid: row.get(28)?,
-        failed_by: row.get(29)?,
-        error_message: row.get(30)?,
-        result: row.get(31)?,
-        check_at: row.get(32)?,
+        doubt: (row.get(16)?, row.get(17)?, row.get(18)?, row.get(19)?),
+        binding: (row.get(20)?, row.get(21)?, row.get(22)?, row.get(23)?, row.get(24)?, row.get(25)?),
+        attempts: row.get(26)?,
+        reroutes: row.get(27)?,
+        replays: row.get(28)?,
+        auto_replayed: row.get(29)?,
+        avoid: row.get(30)?,
+        failed_by: row.get(31)?,
+        error_message: row.get(32)?,
+        result: row.get(33)?,
+        check_at: row.get(34)?,
     })
 }
 
@@ -511,22 +585,26 @@ impl RawRow {
                 relayer: RelayerUrl(relayer),
                 at: Timestamp(at),
                 doubt: match self.doubt {
-                    (None, None, None) => None,
-                    (Some(reason), Some(open_until), absent) => {
-                        Some(Doubt { reason, open_until: Timestamp(open_until), absent_since: absent.map(Timestamp) })
-                    }
+                    (None, None, None, None) => None,
+                    (Some(reason), Some(open_until), Some(silent), absent) => Some(Doubt {
+                        reason,
+                        open_until: Timestamp(open_until),
+                        silent,
+                        absent_since: absent.map(Timestamp),
+                    }),
                     _ => return Err(corrupt("claim_doubt")),
                 },
             }),
             _ => return Err(corrupt("claim_consumer")),
         };
         let binding = match self.binding {
-            (None, None, None, None, None) => None,
-            (Some(relayer), Some(tx_id), Some(at), Some(progress), forgotten) => Some(Binding {
+            (None, None, None, None, None, None) => None,
+            (Some(relayer), Some(tx_id), Some(at), Some(progress), nonce, forgotten) => Some(Binding {
                 relayer: RelayerUrl(relayer),
                 tx_id: RelayerTxId(tx_id),
                 at: Timestamp(at),
                 progress: Progress::parse(&progress).ok_or_else(|| corrupt("relayer_progress"))?,
+                nonce,
                 forgotten_since: forgotten.map(Timestamp),
             }),
             _ => return Err(corrupt("relayer_url")),
@@ -571,10 +649,14 @@ impl RawRow {
 
 fn store_error(error: DatabaseError) -> StoreError {
     match error {
-        DatabaseError::Sqlite(rusqlite::Error::SqliteFailure(code, Some(text)))
-            if code.code == rusqlite::ErrorCode::ConstraintViolation && text.contains("relayer_tx_id") =>
-        {
+        // Only an insert looks for an owner that it does not find to be itself.
+        DatabaseError::Sqlite(rusqlite::Error::QueryReturnedNoRows) => {
             StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE }
+        }
+        DatabaseError::Sqlite(rusqlite::Error::SqliteFailure(code, _))
+            if code.code == rusqlite::ErrorCode::ConstraintViolation =>
+        {
+            StoreError::Conflict { constraint: "transactions_pkey" }
         }
         DatabaseError::OutcomeUnknown(_) => StoreError::OutcomeUnknown(Box::new(error)),
         error => StoreError::Unavailable(Box::new(error)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use alloy_primitives::U256;
 use serde_json::json;
 
-use super::super::report::{Mode, Report, ReportedStatus, Verdict};
+use super::super::report::{Mode, Report, ReportedStatus, Source, Verdict};
 use super::*;
 
 const CLOCKS: Clocks = Clocks {
@@ -14,6 +14,7 @@ const CLOCKS: Clocks = Clocks {
     claim_check: Duration::from_secs(10),
     submit_timeout: Duration::from_secs(30),
     send_window: Duration::from_secs(5),
+    relayer_timeout: Duration::from_secs(30),
     doubt_check: Duration::from_secs(1),
     absence_confirm: Duration::from_secs(5),
     submitted_check: Duration::from_secs(30),
@@ -53,7 +54,7 @@ fn report(status: ReportedStatus, signed: bool, reason: &str, hash: &str) -> Rep
         gas_limit: None,
         created_at: None,
         confirmed_at: None,
-        raw: json!({}),
+        raw: json!({ "nonce": signed.then_some(1) }),
     }
 }
 
@@ -69,7 +70,7 @@ type Move = (String, Who, Decide);
 
 fn verdict(verdict: Verdict) -> Option<Moved> {
     match verdict {
-        Verdict::Move(moved) | Verdict::Reroute(moved) => Some(*moved),
+        Verdict::Move(moved) | Verdict::Reroute(moved, _) => Some(*moved),
         Verdict::DoubleSend(_) | Verdict::Ignore(_) => None,
     }
 }
@@ -92,10 +93,17 @@ fn moves() -> Vec<Move> {
             format!("bind {holder}"),
             Box::new(move |row, now| row.bind(key, &RelayerTxId("oz-1".into()), None, "test", now, &CLOCKS).ok()),
         );
-        add(format!("doubt {holder}"), Box::new(move |row, now| row.doubt(key, "500", true, now, &CLOCKS).ok()));
+        add(
+            format!("doubt {holder}"),
+            Box::new(move |row, now| row.doubt(key, "500", Unknown::Answered, now, &CLOCKS).ok()),
+        );
         add(
             format!("doubt unanswered {holder}"),
-            Box::new(move |row, now| row.doubt(key, "timeout", false, now, &CLOCKS).ok()),
+            Box::new(move |row, now| row.doubt(key, "timeout", Unknown::Silent, now, &CLOCKS).ok()),
+        );
+        add(
+            format!("doubt exchanged {holder}"),
+            Box::new(move |row, now| row.doubt(key, "taken", Unknown::Exchanged, now, &CLOCKS).ok()),
         );
         add(
             format!("attempt failed {holder}"),
@@ -129,10 +137,16 @@ fn moves() -> Vec<Move> {
         report(ReportedStatus::Expired, false, "", ""),
         report(ReportedStatus::Unknown, false, "", ""),
     ];
-    for mode in [Mode::FireAndForget, Mode::Confirm] {
+    let ways = [
+        (Mode::FireAndForget, Source::Webhook),
+        (Mode::FireAndForget, Source::Asked),
+        (Mode::Confirm, Source::Webhook),
+        (Mode::Confirm, Source::Asked),
+    ];
+    for (mode, source) in ways {
         for said in reports.clone() {
-            let name = format!("report {:?} {:?} {mode:?}", said.status, said.reason);
-            add(name, Box::new(move |row, now| verdict(row.report(&said, mode, now, &CLOCKS))));
+            let name = format!("report {:?} {:?} {mode:?} {source:?}", said.status, said.reason);
+            add(name, Box::new(move |row, now| verdict(row.report(&said, source, mode, now, &CLOCKS))));
         }
     }
     moves
@@ -260,7 +274,7 @@ fn a_live_claim_cannot_be_taken_over_and_a_late_finish_is_refused() {
 #[test]
 fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
     let row = claimed(Timestamp(0));
-    let doubtful = row.doubt(token(10), "timeout", false, Timestamp(10_000), &CLOCKS).unwrap().transaction;
+    let doubtful = row.doubt(token(10), "timeout", Unknown::Silent, Timestamp(10_000), &CLOCKS).unwrap().transaction;
     let early = doubtful.absent(token(10), Timestamp(34_999), &CLOCKS).unwrap().transaction;
     assert_eq!(early.claim.unwrap().doubt.unwrap().absent_since, None);
     let first = doubtful.absent(token(10), Timestamp(35_000), &CLOCKS).unwrap().transaction;
@@ -273,7 +287,7 @@ fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
 #[test]
 fn an_answered_request_has_ended_at_once() {
     let row = claimed(Timestamp(0));
-    let doubtful = row.doubt(token(10), "500", true, Timestamp(100), &CLOCKS).unwrap().transaction;
+    let doubtful = row.doubt(token(10), "500", Unknown::Answered, Timestamp(100), &CLOCKS).unwrap().transaction;
     let first = doubtful.absent(token(10), Timestamp(1100), &CLOCKS).unwrap().transaction;
     let proven = first.absent(token(10), Timestamp(6100), &CLOCKS).unwrap().transaction;
     assert_eq!(proven.claim, None);
@@ -316,7 +330,8 @@ fn an_operator_resolves_only_what_is_in_doubt() {
     assert!(claimed(Timestamp(0)).resolve_resend(Timestamp(1), &CLOCKS).is_err());
     assert!(claimed(Timestamp(0)).resolve_fail(Timestamp(1)).is_err());
     assert!(accepted(false).resolve_fail(Timestamp(1)).is_ok());
-    let doubtful = claimed(Timestamp(0)).doubt(token(10), "500", true, Timestamp(1), &CLOCKS).unwrap().transaction;
+    let doubtful =
+        claimed(Timestamp(0)).doubt(token(10), "500", Unknown::Answered, Timestamp(1), &CLOCKS).unwrap().transaction;
     assert!(doubtful.is_in_doubt());
     assert_eq!(doubtful.resolve_resend(Timestamp(2), &CLOCKS).unwrap().transaction.claim, None);
     assert_eq!(doubtful.resolve_fail(Timestamp(2)).unwrap().transaction.status, Status::Failed);
