@@ -21,7 +21,7 @@ use super::relayer::pool::{Chosen, Pool, Unavailable};
 use super::report::{Mode, Report};
 use super::routing::Sent;
 use super::store::StoreError;
-use super::transaction::{ConsumerId, FailedBy, RelayerUrl, Status, Transaction, TransactionId, Unknown};
+use super::transaction::{ConsumerId, NextStep, RelayerUrl, Status, Transaction, TransactionId, Unknown};
 use crate::timestamp::Timestamp;
 
 /// Handles the messages of the relay lane.
@@ -50,15 +50,6 @@ const WAIT: Duration = Duration::from_secs(2);
 const FOLLOW_PAUSE: Duration = Duration::from_millis(1000);
 /// In confirm mode, how long one delivery follows its transaction; then the reconciler goes on.
 const FOLLOW_FOR: Duration = Duration::from_secs(600);
-
-/// What a row asks of whoever holds its message.
-enum Next {
-    Submit,
-    Follow,
-    Nothing,
-    Bury(String),
-    LeaveAlone,
-}
 
 #[async_trait]
 impl Handler for Consumer {
@@ -118,33 +109,15 @@ impl Consumer {
             warn!(transactionId = %id, action = "row_missing", "a message about no row; it is tried again");
             return Ok(Outcome::Retry { after: WAIT, reason: "there is no such transaction".to_owned() });
         };
-        match self.next(&row) {
-            Next::Submit => self.submit(row).await,
-            Next::Follow => self.follow(id).await,
-            Next::Nothing => Ok(Outcome::Done),
-            Next::Bury(reason) => Ok(Outcome::Dead { reason }),
-            Next::LeaveAlone => Ok(Outcome::Retry {
+        match row.next_step() {
+            NextStep::Submit => self.submit(row).await,
+            NextStep::Follow if self.book.mode == Mode::Confirm => self.follow(id).await,
+            NextStep::Follow | NextStep::Nothing => Ok(Outcome::Done),
+            NextStep::Bury(reason) => Ok(Outcome::Dead { reason }),
+            NextStep::LeaveAlone => Ok(Outcome::Retry {
                 after: self.book.clocks.claim_check,
                 reason: "another consumer holds the claim".to_owned(),
             }),
-        }
-    }
-
-    fn next(&self, row: &Transaction) -> Next {
-        if row.status.is_final() {
-            // Stopped between marking the row and burying the message: the dead letter is still owed.
-            return match (row.failed_by, &row.error_message) {
-                (Some(FailedBy::Consumer), Some(reason)) => Next::Bury(reason.clone()),
-                _ => Next::Nothing,
-            };
-        }
-        match (&row.binding, &row.claim) {
-            (Some(_), _) if self.book.mode == Mode::Confirm => Next::Follow,
-            (Some(_), _) => Next::Nothing,
-            // In doubt: the reconciler settles it, and queues it again if it is to be sent again.
-            (None, Some(claim)) if claim.doubt.is_some() => Next::Nothing,
-            (None, Some(_)) => Next::LeaveAlone,
-            (None, None) => Next::Submit,
         }
     }
 

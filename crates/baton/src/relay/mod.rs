@@ -16,6 +16,7 @@ pub mod reconciler;
 pub mod relayer;
 pub mod report;
 pub mod routing;
+pub mod search;
 pub mod status;
 pub mod store;
 pub mod transaction;

@@ -348,6 +348,21 @@ impl Step {
     }
 }
 
+/// What a row asks of whoever holds its message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NextStep {
+    /// Submit it.
+    Submit,
+    /// A relayer has it: in confirm mode it is followed, otherwise there is nothing left to do.
+    Follow,
+    /// Nothing: the message can go.
+    Nothing,
+    /// Bury the message, for this reason.
+    Bury(String),
+    /// Somebody else is at it.
+    LeaveAlone,
+}
+
 /// A move that the row's state does not allow. The row stays as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -688,6 +703,24 @@ impl Transaction {
         Err(Refused::NotPossible(
             "its outcome is not in doubt: it is waiting, being sent right now, or known to its relayer",
         ))
+    }
+
+    /// What is left to do for whoever holds a message about this row.
+    pub fn next_step(&self) -> NextStep {
+        if self.status.is_final() {
+            // Stopped between marking the row and burying the message: the dead letter is still owed.
+            return match (self.failed_by, &self.error_message) {
+                (Some(FailedBy::Consumer), Some(reason)) => NextStep::Bury(reason.clone()),
+                _ => NextStep::Nothing,
+            };
+        }
+        match (&self.binding, &self.claim) {
+            (Some(_), _) => NextStep::Follow,
+            // In doubt: the reconciler settles it, and queues it again if it is to be sent again.
+            (None, Some(claim)) if claim.doubt.is_some() => NextStep::Nothing,
+            (None, Some(_)) => NextStep::LeaveAlone,
+            (None, None) => NextStep::Submit,
+        }
     }
 
     /// Whether its submission may or may not have happened, or its relayer has forgotten it.
