@@ -33,6 +33,45 @@ pub struct DevArgs {
     relayer_port: u16,
 }
 
+/// The arguments of development relayers that run alone.
+#[derive(Args)]
+pub struct RelayerArgs {
+    /// First port (they take three in a row)
+    #[arg(long, default_value_t = 3081)]
+    port: u16,
+    /// Where to send webhooks
+    #[arg(long, value_name = "URL")]
+    webhook_url: String,
+    /// Where to keep the data
+    #[arg(long, value_name = "DIR", default_value = "./.baton")]
+    data_dir: PathBuf,
+    /// The key that callers must present
+    #[arg(long, default_value = "bench-relayers-need-no-secret-at-all")]
+    api_key: String,
+    /// The key that webhooks are signed with
+    #[arg(long, default_value = "bench-webhooks-need-no-secret-at-all")]
+    webhook_key: String,
+}
+
+/// Runs development relayers and nothing else.
+pub async fn run_relayers(args: RelayerArgs) -> anyhow::Result<ExitCode> {
+    let shutdown = super::shutdown_on_signal()?;
+    let journal = Database::open(&args.data_dir.join("dev-relayers.db"))?;
+    let keys = Keys { api: &args.api_key, webhook: &args.webhook_key };
+    let relayers = start_relayers(args.port, &args.webhook_url, &keys, &journal, &shutdown).await?;
+    shutdown.cancelled().await;
+    for relayer in relayers {
+        relayer.stopped().await;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What development relayers and their callers share.
+struct Keys<'a> {
+    api: &'a str,
+    webhook: &'a str,
+}
+
 /// Keys for one machine and no money. A service other than `dev` has no default key at all.
 const API_KEY: &str = "dev-key";
 const RELAYER_KEY: &str = "development-relayers-need-no-secret";
@@ -53,7 +92,11 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let mut config = config(&args, "http://127.0.0.1:1")?;
     telemetry::start_logs(&config.log)?;
     let journal = Database::open(&args.data_dir.join("dev-relayers.db"))?;
-    let relayers = start_relayers(&args, address, &journal, &relayers_stop).await?;
+    let relayers = {
+        let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
+        let webhook_url = format!("http://{address}/api/v1/webhooks/oz-relayer");
+        start_relayers(args.relayer_port, &webhook_url, &keys, &journal, &relayers_stop).await?
+    };
     let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
 
@@ -91,20 +134,21 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
 }
 
 async fn start_relayers(
-    args: &DevArgs,
-    api: SocketAddr,
+    first_port: u16,
+    webhook_url: &str,
+    keys: &Keys<'_>,
     journal: &Database,
     stop: &CancellationToken,
 ) -> anyhow::Result<Vec<DevRelayer>> {
     let mut relayers = Vec::new();
     for index in 1..=RELAYERS {
-        let port = args.relayer_port + index - 1;
+        let port = first_port + index - 1;
         let options = DevRelayerOptions {
             index: usize::from(index),
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
-            api_key: RELAYER_KEY.to_owned(),
-            webhook_url: format!("http://{api}/api/v1/webhooks/oz-relayer"),
-            webhook_key: WEBHOOK_KEY.to_owned(),
+            api_key: keys.api.to_owned(),
+            webhook_url: webhook_url.to_owned(),
+            webhook_key: keys.webhook.to_owned(),
             database: journal.clone(),
             seed: 0,
             step: Duration::from_millis(300),

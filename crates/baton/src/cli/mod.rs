@@ -1,5 +1,6 @@
 //! The command line: one file per command, wiring only.
 
+mod bench;
 mod dev;
 mod dlq;
 mod migrate;
@@ -40,6 +41,15 @@ enum Command {
     /// Dead letters: read them, start them over, drop them
     #[command(subcommand)]
     Dlq(dlq::DlqCommand),
+    /// How fast it is here, beside the raw cost of the same parts
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+    /// The benchmark's server that does nothing
+    #[command(hide = true)]
+    BenchNothing,
+    /// The benchmark's relayers
+    #[command(hide = true)]
+    BenchRelayers(dev::RelayerArgs),
     /// Transactions: look at one, watch it, settle one whose outcome is unknown
     #[command(subcommand)]
     Tx(tx::TxCommand),
@@ -86,6 +96,9 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::QueueConsumer => service::run(Config::from_env(Service::QueueConsumer)?, Service::QueueConsumer).await,
         Command::Migrate => migrate::run(&Config::from_env(Service::Command)?).await,
         Command::Dlq(command) => dlq::run(&Config::from_env(Service::Command)?, command).await,
+        Command::Bench(command) => bench::run(command).await,
+        Command::BenchNothing => bench::serve_nothing(Config::from_env(Service::RelayApi)?).await,
+        Command::BenchRelayers(args) => dev::run_relayers(args).await,
         Command::Tx(command) => tx::run(&Config::from_env(Service::Command)?, command).await,
     }
 }

@@ -217,6 +217,15 @@ impl Relayer {
         self.0.shared.lock().audit.clone()
     }
 
+    /// Everything accepted that is on the chain or may still get there: all but what certainly failed unsigned.
+    pub fn effects(&self) -> Vec<Accepted> {
+        let state = self.0.shared.lock();
+        let dead = |id: &str| {
+            state.entry(id).is_none_or(|entry| entry.record.status == Status::Failed && entry.record.hash.is_none())
+        };
+        state.audit.iter().filter(|accepted| accepted.broadcasts > 0 || !dead(&accepted.id)).cloned().collect()
+    }
+
     /// How often each key was accepted.
     pub fn count_by(&self, key: impl Fn(&Accepted) -> String) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();

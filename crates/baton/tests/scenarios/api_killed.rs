@@ -1,0 +1,31 @@
+//! The API dies again and again while clients send. What got 202 is done, what got 503 never is, and what got no answer
+//! is done once or not at all. Those who named their requests ask until they are told, and get one transaction each.
+
+use std::time::Duration;
+
+use crate::clients::{Client, Manners};
+use crate::stand::SOON;
+use crate::story::{Story, a_tenth_unknown, mortal};
+
+const KILLS: usize = 22;
+
+#[tokio::test]
+async fn api_killed() {
+    let mut story = Story::begin("api_killed");
+    // Webhooks are lost with the API: the relayers are asked instead, soon.
+    let mut stand = mortal(3).env("RECONCILE_SUBMITTED_MS", "2000").start().await;
+    stand.warm_up().await;
+    a_tenth_unknown(&stand, story.seed);
+    story.watch(&stand);
+    let manners = Manners { clients: 16, pause_max: Duration::from_millis(100), insistent: true };
+    let client = Client::of(&stand);
+    let seed = story.seed;
+    let (promises, ()) = tokio::join!(
+        client.crowd(manners, 0..2000, seed),
+        story.kill_again_and_again(&mut stand.api, KILLS, Duration::from_millis(900)),
+    );
+    stand.api.wait_ready(&format!("{}/ready", stand.base), SOON).await.unwrap();
+    assert!(promises.accepted.len() > 1000, "the clients got through: {}", promises.accepted.len());
+    let ledger = story.end(&stand, &promises).await;
+    assert_eq!(ledger.failed, 0);
+}

@@ -1,0 +1,16 @@
+//! Failure stories: the real binary on short clocks, one kind of trouble a file, and one ledger that must add up in the
+//! end (`ledger.rs`). Each prints its seed and a `SUMMARY` line; `SCENARIO_SEED` repeats a run, `scripts/torture` runs
+//! them mixed for as long as you like.
+
+#![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
+
+mod api_killed;
+mod clients;
+mod consumer_killed;
+mod ledger;
+#[path = "../it/stand.rs"]
+#[expect(dead_code, reason = "the integration tests use the rest of it")]
+mod stand;
+mod story;
+mod three_consumers;
+mod watch;
