@@ -43,7 +43,8 @@ pub fn with_layers(routes: Router, body_bytes_max: usize, timeout: Duration) -> 
         .layer(axum::Extension(BodyLimits { bytes_max: body_bytes_max, timeout: timeout / 2 }))
         .layer(middleware::from_fn(move |request, next| in_time(timeout, request, next)))
         .layer(CatchPanicLayer::custom(|panic: Box<dyn std::any::Any + Send>| {
-            let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let said =
+                panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
             error!(action = "panic", "a request handler panicked: {}", said.unwrap_or_default());
             Problem::internal().into_response()
         }))

@@ -90,29 +90,45 @@ impl Book {
         id: TransactionId,
         decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
     ) -> Result<Updated, StoreError> {
+        match self.store.get(id).await? {
+            Some(row) => self.update_from(row, decide).await,
+            None => Ok(Updated::Missing),
+        }
+    }
+
+    /// [`Book::update`] from a row that was read, or saved, a moment ago: it is read again only if it has moved.
+    pub async fn update_from(
+        &self,
+        mut row: Transaction,
+        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+    ) -> Result<Updated, StoreError> {
         loop {
-            let Some(row) = self.store.get(id).await? else { return Ok(Updated::Missing) };
             match decide(&row) {
                 Err(refused) => return Ok(Updated::Refused(refused, Box::new(row))),
                 Ok(moved) => {
-                    if self.save(&row, &moved).await? == Saved::Yes {
+                    if self.save(&row, &moved).await? != Saved::Stale {
                         return Ok(Updated::Moved(Box::new(moved.transaction)));
                     }
                 }
             }
+            match self.store.get(row.id).await? {
+                Some(newer) => row = newer,
+                None => return Ok(Updated::Missing),
+            }
         }
     }
 
-    /// [`Book::update`] for what was learned and would otherwise be lost: tries again while the database is away.
+    /// [`Book::update_from`] for what was learned and would otherwise be lost: tries again while the database is away.
     pub async fn persist(
         &self,
-        id: TransactionId,
+        row: &Transaction,
         decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
     ) -> Result<Updated, StoreError> {
+        let id = row.id;
         let deadline = Instant::now() + PERSIST_FOR;
         let mut pause = Duration::from_millis(50);
         loop {
-            match self.update(id, &decide).await {
+            match self.update_from(row.clone(), &decide).await {
                 Err(failure) if failure.is_transient() && Instant::now() < deadline => {
                     warn!(transactionId = %id, action = "save_retried", "the database is away: {failure}");
                     tokio::time::sleep(pause).await;
@@ -123,10 +139,10 @@ impl Book {
         }
     }
 
-    /// Saves one decision about a row that was just read.
+    /// Saves one decision about a row that was just read. If it binds the row, the webhooks that came before are applied.
     pub async fn save(&self, before: &Transaction, moved: &Moved) -> Result<Saved, StoreError> {
         let saved = self.store.save(moved).await?;
-        if saved == Saved::Yes {
+        if saved != Saved::Stale {
             let after = &moved.transaction;
             self.cache.put(after, Instant::now());
             if after.status != before.status {
@@ -140,6 +156,10 @@ impl Book {
                     "the transaction is now {}", after.status
                 );
             }
+        }
+        if let (Saved::Yes { early: true }, Some(binding)) = (saved, &moved.transaction.binding) {
+            // Boxed, since what is applied may be saved in its turn.
+            Box::pin(self.apply_early(moved.transaction.id, &binding.tx_id)).await?;
         }
         Ok(saved)
     }

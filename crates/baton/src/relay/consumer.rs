@@ -122,7 +122,7 @@ impl Consumer {
     }
 
     /// Goes from relayer to relayer until one takes it, the item fails, or the outcome is unknown.
-    async fn submit(&self, row: Transaction) -> Result<Outcome, StoreError> {
+    async fn submit(&self, mut row: Transaction) -> Result<Outcome, StoreError> {
         let id = row.id;
         let mut avoided = row.avoid.clone();
         let mut tried: Vec<RelayerUrl> = avoided.iter().cloned().collect();
@@ -144,7 +144,7 @@ impl Consumer {
             };
             // Before the claim's own time: whoever takes it over counts from there.
             let claiming = Instant::now();
-            let claimed = self.claim(id, &chosen).await;
+            let claimed = self.claim(&row, &chosen).await;
             let Ok(Some((claimed, token))) = claimed else {
                 chosen.answered(Sent::NotSent);
                 claimed?;
@@ -160,20 +160,21 @@ impl Consumer {
             counter!("baton_submissions_total", "relayer" => relayer.0.clone(), "answer" => answer.name()).increment(1);
             chosen.answered(answer.says_of_relayer());
             match answer {
-                Answer::Accepted(report) => return self.bound(id, token, *report).await,
-                Answer::Refused(reason) => return self.refused(id, token, &reason).await,
-                Answer::ItemFailed(reason) => return self.item_failed(id, token, &reason).await,
+                Answer::Accepted(report) => return self.bound(&claimed, token, *report).await,
+                Answer::Refused(reason) => return self.refused(&claimed, token, &reason).await,
+                Answer::ItemFailed(reason) => return self.item_failed(&claimed, token, &reason).await,
                 Answer::Unknown { reason, answered } => {
                     let kind = if answered { Unknown::Answered } else { Unknown::Silent };
-                    return self.in_doubt(id, token, &reason, kind).await;
+                    return self.in_doubt(&claimed, token, &reason, kind).await;
                 }
                 Answer::NotTaken { why, detail } => {
                     info!(transactionId = %id, action = "not_taken", relayer = %relayer, "{detail}");
                     let now = Timestamp::now();
                     let released =
-                        self.book.persist(id, |row| row.release(token, &detail, now, &self.book.clocks)).await?;
-                    if why == NotTaken::Fenced || !matches!(released, Updated::Moved(_)) {
-                        return Ok(Outcome::Retry { after: Duration::ZERO, reason: detail });
+                        self.book.persist(&claimed, |row| row.release(token, &detail, now, &self.book.clocks)).await?;
+                    match released {
+                        Updated::Moved(released) if why != NotTaken::Fenced => row = *released,
+                        _ => return Ok(Outcome::Retry { after: Duration::ZERO, reason: detail }),
                     }
                     tried.push(relayer);
                 }
@@ -181,12 +182,14 @@ impl Consumer {
         }
     }
 
-    async fn claim(&self, id: TransactionId, chosen: &Chosen) -> Result<Option<(Transaction, Uuid)>, StoreError> {
+    async fn claim(&self, row: &Transaction, chosen: &Chosen) -> Result<Option<(Transaction, Uuid)>, StoreError> {
         let token = Uuid::new_v4();
         let (now, relayer) = (Timestamp::now(), chosen.client.url());
         let claimed = self
             .book
-            .update(id, |row| row.claim(&self.me, token, relayer, &chosen.because, now, &self.book.clocks))
+            .update_from(row.clone(), |row| {
+                row.claim(&self.me, token, relayer, &chosen.because, now, &self.book.clocks)
+            })
             .await?;
         match claimed {
             Updated::Moved(row) => Ok(Some((*row, token))),
@@ -194,12 +197,13 @@ impl Consumer {
         }
     }
 
-    /// The relayer has it: store its id, then hear what it said before we knew that id.
-    async fn bound(&self, id: TransactionId, token: Uuid, report: Report) -> Result<Outcome, StoreError> {
+    /// The relayer has it: store its id. What it said before we knew that id is applied with that.
+    async fn bound(&self, claimed: &Transaction, token: Uuid, report: Report) -> Result<Outcome, StoreError> {
+        let id = claimed.id;
         let now = Timestamp::now();
         let from = report.from.as_deref();
         let bind = |row: &Transaction| row.bind(token, &report.tx_id, from, "it answered", now, &self.book.clocks);
-        match self.book.persist(id, bind).await {
+        match self.book.persist(claimed, bind).await {
             Ok(Updated::Moved(row)) => {
                 let waited = row.updated_at.since(row.created_at);
                 histogram!("baton_accept_to_submitted_seconds").record(waited.as_secs_f64());
@@ -217,28 +221,27 @@ impl Consumer {
             // interchangeable; which record is left for this one is for the search to find.
             Err(StoreError::Conflict { .. }) => {
                 let reason = "its record was bound to an equal transaction";
-                return self.in_doubt(id, token, reason, Unknown::Exchanged).await;
+                return self.in_doubt(claimed, token, reason, Unknown::Exchanged).await;
             }
             Err(failure) => return Err(failure),
         }
-        self.book.apply_early(id, &report.tx_id).await?;
         match self.book.mode {
             Mode::FireAndForget => Ok(Outcome::Done),
             Mode::Confirm => self.follow(id).await,
         }
     }
 
-    async fn refused(&self, id: TransactionId, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
+    async fn refused(&self, claimed: &Transaction, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
         let now = Timestamp::now();
-        let refused = self.book.persist(id, |row| row.refuse(token, reason, now, &self.book.clocks)).await?;
+        let refused = self.book.persist(claimed, |row| row.refuse(token, reason, now, &self.book.clocks)).await?;
         Ok(self.after_failure(refused, reason))
     }
 
-    async fn item_failed(&self, id: TransactionId, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
+    async fn item_failed(&self, claimed: &Transaction, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
         let (now, attempts_max) = (Timestamp::now(), self.settings.attempts.attempts_max);
         let failed = self
             .book
-            .persist(id, |row| row.attempt_failed(token, reason, attempts_max, now, &self.book.clocks))
+            .persist(claimed, |row| row.attempt_failed(token, reason, attempts_max, now, &self.book.clocks))
             .await?;
         Ok(self.after_failure(failed, reason))
     }
@@ -266,15 +269,15 @@ impl Consumer {
     /// Nobody knows. The row says so, and from here on it is the reconciler's.
     async fn in_doubt(
         &self,
-        id: TransactionId,
+        claimed: &Transaction,
         token: Uuid,
         reason: &str,
         kind: Unknown,
     ) -> Result<Outcome, StoreError> {
         counter!("baton_unknown_outcomes_total").increment(1);
-        warn!(transactionId = %id, action = "outcome_unknown", "{reason}");
+        warn!(transactionId = %claimed.id, action = "outcome_unknown", "{reason}");
         let now = Timestamp::now();
-        self.book.persist(id, |row| row.doubt(token, reason, kind, now, &self.book.clocks)).await?;
+        self.book.persist(claimed, |row| row.doubt(token, reason, kind, now, &self.book.clocks)).await?;
         Ok(Outcome::Done)
     }
 

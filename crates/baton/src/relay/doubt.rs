@@ -4,7 +4,7 @@
 //! A relayer takes no idempotency key, so this search is all there is between a lost answer and a double payment.
 //! What counts as proof is in [`super::search`].
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,15 +111,22 @@ impl Doubts {
         match read_list(&client, &cases, &self.settings).await {
             Err(failure) => self.postpone(&cases, &describe(&failure)).await,
             Ok(search) => {
+                let mut memories = HashMap::new();
                 for case in &cases {
-                    self.settle_one(case, &client, &search).await?;
+                    self.settle_one(case, &client, &search, &mut memories).await?;
                 }
                 Ok(())
             }
         }
     }
 
-    async fn settle_one(&self, doubtful: &Doubtful, client: &RelayerClient, search: &Search) -> Result<(), StoreError> {
+    async fn settle_one(
+        &self,
+        doubtful: &Doubtful,
+        client: &RelayerClient,
+        search: &Search,
+        memories: &mut HashMap<RelayerTxId, Memory>,
+    ) -> Result<(), StoreError> {
         let case = doubtful.case();
         let ids: Vec<RelayerTxId> = search.records.iter().map(|record| record.tx_id.clone()).collect();
         let judgement = loop {
@@ -131,7 +138,7 @@ impl Doubts {
                         return Ok(());
                     }
                 }
-                Judgement::AskMemory => break case.judge_memory(self.memory(doubtful, client).await?),
+                Judgement::AskMemory => break case.judge_memory(self.memory(doubtful, client, memories).await?),
                 other => break other,
             }
         };
@@ -162,7 +169,6 @@ impl Doubts {
             Ok(Updated::Moved(row)) => {
                 counter!("baton_reconciler_total", "finding" => "found").increment(1);
                 info!(transactionId = %row.id, action = "found", ozRelayerTxId = %record.tx_id, "found in the relayer's list");
-                self.book.apply_early(row.id, &record.tx_id).await?;
                 self.book.apply(row.id, record, Origin::Reconciler).await?;
                 Ok(true)
             }
@@ -175,24 +181,34 @@ impl Doubts {
 
     /// Whether the relayer still knows the last transaction that it took before the claim. One that has lost its
     /// memory lists nothing, and that proves nothing.
-    async fn memory(&self, doubtful: &Doubtful, client: &RelayerClient) -> Result<Memory, StoreError> {
+    async fn memory(
+        &self,
+        doubtful: &Doubtful,
+        client: &RelayerClient,
+        memories: &mut HashMap<RelayerTxId, Memory>,
+    ) -> Result<Memory, StoreError> {
         let now = Timestamp::now();
         let witness = self.book.store.bound_before(&doubtful.claim.relayer, doubtful.claim.at).await?;
         let witness = witness
             .and_then(|witness| witness.binding)
             .filter(|binding| now.since(binding.at) + self.settings.clock_skew < self.settings.relayer_retention);
         let Some(binding) = witness else { return Ok(Memory::Untestable) };
-        match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
-            Ok(Some(_)) => Ok(Memory::Kept),
+        if let Some(known) = memories.get(&binding.tx_id) {
+            return Ok(*known);
+        }
+        let memory = match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
+            Ok(Some(_)) => Memory::Kept,
             Ok(None) => {
                 error!(
                     transactionId = %doubtful.row.id, action = "relayer_forgot", relayer = %doubtful.claim.relayer,
                     "the relayer has forgotten {}; what is in doubt there waits for an operator", binding.tx_id
                 );
-                Ok(Memory::Lost)
+                Memory::Lost
             }
-            Err(_) => Ok(Memory::Unasked),
-        }
+            Err(_) => Memory::Unasked,
+        };
+        memories.insert(binding.tx_id, memory);
+        Ok(memory)
     }
 
     /// Nothing learned about these claims: later, and less and less often.

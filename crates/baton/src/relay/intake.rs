@@ -67,7 +67,7 @@ impl Intake {
     ) -> Result<Receipt, IntakeError> {
         let started = Instant::now();
         let id = TransactionId::generate();
-        let row = Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), &self.clocks);
+        let row = Box::new(Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), &self.clocks));
         let receipt = Receipt { id, status: row.status, created_at: row.created_at };
         let message = Envelope::of(&row).outgoing();
         let key = idempotency_key

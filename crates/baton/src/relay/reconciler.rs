@@ -211,7 +211,12 @@ impl Reconciler {
             let mut over = Vec::new();
             for letter in &letters {
                 let Ok(envelope) = Envelope::parse(&letter.body) else { continue };
-                let Some(row) = self.book.store.get(envelope.transaction_id()).await? else { continue };
+                let row = match self.book.store.get(envelope.transaction_id()).await {
+                    Ok(Some(row)) => row,
+                    Err(failure) if failure.is_transient() => return Err(failure),
+                    // No row, or one that cannot be read: for an operator to look at.
+                    Ok(None) | Err(_) => continue,
+                };
                 if row.status == Status::Failed {
                     continue;
                 }

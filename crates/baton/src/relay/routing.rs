@@ -385,10 +385,13 @@ impl Router {
     }
 
     /// Learns that a health check failed. A slow answer says nothing: the relayer becomes unknown, not down.
-    pub fn not_reported(&mut self, index: usize, only_slow: bool) {
+    /// Says whether that is news.
+    pub fn not_reported(&mut self, index: usize, only_slow: bool) -> bool {
         let relayer = &mut self.relayers[index];
+        let before = relayer.health;
         relayer.health = if only_slow { Health::Unknown } else { Health::Down(Reason::Unreachable) };
         relayer.forget_report();
+        relayer.health != before
     }
 
     /// Counts a question that is not a submission towards what the relayer allows.

@@ -46,12 +46,12 @@ impl Fixture {
         let row = self.inserted().await;
         let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
         let claimed = row.claim(&me, token, &RelayerUrl("http://r1".into()), "test", now, &self.clocks).unwrap();
-        assert_eq!(self.store.save(&claimed).await?, Saved::Yes);
+        assert_eq!(self.store.save(&claimed).await?, Saved::Yes { early: false });
         let bound = claimed
             .transaction
             .bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", now, &self.clocks)
             .unwrap();
-        assert_eq!(self.store.save(&bound).await?, Saved::Yes);
+        assert_eq!(self.store.save(&bound).await?, Saved::Yes { early: false });
         Ok(bound.transaction)
     }
 }
@@ -72,7 +72,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state() {
     moves.push(moves[3].transaction.forgotten(now, now).unwrap());
     moves.push(moves[4].transaction.resolve_fail(now).unwrap());
     for moved in moves {
-        assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes);
+        assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
         assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     }
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);
@@ -90,7 +90,7 @@ async fn of_two_moves_from_one_version_one_is_stale() {
     let claims: Vec<_> = ["a", "b", "c", "d"].iter().map(|name| claim(name)).collect();
     let saves = claims.iter().map(|moved| fixture.store.save(moved));
     let saved: Vec<_> = futures::future::join_all(saves).await.into_iter().map(Result::unwrap).collect();
-    assert_eq!(saved.iter().filter(|saved| **saved == Saved::Yes).count(), 1, "{saved:?}");
+    assert_eq!(saved.iter().filter(|saved| **saved == (Saved::Yes { early: false })).count(), 1, "{saved:?}");
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 1, "a stale move leaves no step");
 }
 

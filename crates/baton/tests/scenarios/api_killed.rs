@@ -1,13 +1,20 @@
-//! The API dies again and again while clients send. What got 202 is done, what got 503 never is, and what got no answer
-//! is done once or not at all. Those who named their requests ask until they are told, and get one transaction each.
+//! The API dies again and again while clients send, and then the store is locked away from it. What got 202 is done,
+//! what got 503 never is, and what got no answer is done once or not at all. Those who named their requests ask until
+//! they are told, and get one transaction each.
 
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use harness::wait::eventually;
 
 use crate::clients::{Client, Manners};
 use crate::stand::SOON;
 use crate::story::{Story, a_tenth_unknown, mortal};
 
 const KILLS: usize = 22;
+/// How many get to see 503, so that there is something that must never happen.
+const REFUSALS: usize = 10;
 
 #[tokio::test]
 async fn api_killed() {
@@ -20,12 +27,27 @@ async fn api_killed() {
     let manners = Manners { clients: 16, pause_max: Duration::from_millis(100), insistent: true };
     let client = Client::of(&stand);
     let seed = story.seed;
-    let (promises, ()) = tokio::join!(
+    let (mut promises, ()) = tokio::join!(
         client.crowd(manners, 0..2000, seed),
         story.kill_again_and_again(&mut stand.api, KILLS, Duration::from_millis(900)),
     );
     stand.api.wait_ready(&format!("{}/ready", stand.base), SOON).await.unwrap();
     assert!(promises.accepted.len() > 1000, "the clients got through: {}", promises.accepted.len());
+
+    let lock = rusqlite::Connection::open(Path::new(&stand.env["BATON_DATA_DIR"]).join("baton.db")).unwrap();
+    lock.busy_timeout(SOON).unwrap();
+    lock.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let unlock = async {
+        eventually(SOON, "requests to be refused", || async {
+            (client.refusals.load(Ordering::Relaxed) >= REFUSALS).then_some(())
+        })
+        .await;
+        lock.execute_batch("ROLLBACK").unwrap();
+    };
+    let manners = Manners { insistent: false, ..manners };
+    let (locked_out, ()) = tokio::join!(client.crowd(manners, 2000..2064, seed), unlock);
+    promises.extend(locked_out);
+
     let ledger = story.end(&stand, &promises).await;
     assert_eq!(ledger.failed, 0);
 }

@@ -1,6 +1,8 @@
 //! Clients: they send, remember what they were told, and go on with the next request when they were told nothing.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -17,6 +19,8 @@ const AMOUNT_BASE: usize = 1_000_000;
 pub struct Client {
     http: reqwest::Client,
     base: String,
+    /// How often somebody was refused so far.
+    pub refusals: Arc<AtomicUsize>,
 }
 
 /// What clients were told, by serial number.
@@ -69,7 +73,7 @@ pub struct Manners {
 
 impl Client {
     pub fn of(stand: &Stand) -> Self {
-        Self { http: stand.http.clone(), base: stand.base.clone() }
+        Self { http: stand.http.clone(), base: stand.base.clone(), refusals: Arc::default() }
     }
 
     pub async fn get(&self, path: &str) -> Option<(u16, Value)> {
@@ -97,7 +101,10 @@ impl Client {
         let Ok(said) = answer.json::<Value>().await else { return Told::Nothing };
         match status {
             202 => Told::Accepted(said["transactionId"].as_str().unwrap().to_owned()),
-            503 => Told::Refused,
+            503 => {
+                self.refusals.fetch_add(1, Ordering::Relaxed);
+                Told::Refused
+            }
             504 => Told::Nothing,
             other => panic!("an answer that no client expects: {other} {said}"),
         }
@@ -116,13 +123,7 @@ impl Client {
         all
     }
 
-    async fn live(
-        &self,
-        manners: Manners,
-        number: usize,
-        serials: impl Iterator<Item = usize>,
-        seed: u64,
-    ) -> Promises {
+    async fn live(&self, manners: Manners, number: usize, serials: impl Iterator<Item = usize>, seed: u64) -> Promises {
         let mut dice = StdRng::seed_from_u64(seed);
         let mut promises = Promises::default();
         for serial in serials {

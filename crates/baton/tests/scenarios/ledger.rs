@@ -139,7 +139,8 @@ impl Ledger {
                 story.push_str(&format!("      {} {} {}\n", step["at"], step["action"], step["detail"]));
             }
             for relayer in &stand.relayers {
-                for record in relayer.accepted().iter().filter(|record| serial_of_data(&record.field("data")) == serial) {
+                for record in relayer.accepted().iter().filter(|record| serial_of_data(&record.field("data")) == serial)
+                {
                     let (by, at, sent) = (relayer.id(), record.received_at, record.broadcasts);
                     story.push_str(&format!("      at {by}: {} taken {at}, broadcast {sent} times\n", record.id));
                 }

@@ -7,10 +7,15 @@
 mod api_killed;
 mod clients;
 mod consumer_killed;
+mod item_faults;
 mod ledger;
+mod relayer_trouble;
+mod relayers_away;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod stand;
 mod story;
 mod three_consumers;
 mod watch;
+mod webhooks_disorder;
+mod webhooks_lost;

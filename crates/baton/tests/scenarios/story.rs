@@ -34,7 +34,9 @@ impl Story {
             Ok(text) => text.parse().expect("SCENARIO_SEED is a whole number"),
             Err(_) => SEED,
         };
-        println!("scenario {name} seed {seed} (repeat: SCENARIO_SEED={seed} cargo test -p baton --test scenarios {name})");
+        println!(
+            "scenario {name} seed {seed} (repeat: SCENARIO_SEED={seed} cargo test -p baton --test scenarios {name})"
+        );
         let (dice, started) = (StdRng::seed_from_u64(seed), Instant::now());
         Self { seed, dice, kills: 0, name, started, watch: None, seen: Seen::default() }
     }

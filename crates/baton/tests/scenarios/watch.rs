@@ -53,7 +53,8 @@ async fn watch(client: Client, stop: Arc<AtomicBool>) -> Seen {
             rows.iter().for_each(|row| seen.look(row));
             cursor = following;
         }
-        let asked: Vec<String> = seen.ranks.range(next.clone()..).take(ASKED_PER_PAGE).map(|(id, _)| id.clone()).collect();
+        let asked: Vec<String> =
+            seen.ranks.range(next.clone()..).take(ASKED_PER_PAGE).map(|(id, _)| id.clone()).collect();
         next = if asked.len() < ASKED_PER_PAGE { String::new() } else { asked[asked.len() - 1].clone() };
         for id in asked {
             match client.get(&format!("/api/v1/relay/status/{id}")).await {

@@ -134,7 +134,7 @@ impl RawCommits {
         let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
             .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
         let (id, now) = (TransactionId::generate(), Timestamp::now());
-        let row = Transaction::accepted(id, &request, "bench".to_owned(), now, &self.config.relay.clocks);
+        let row = Box::new(Transaction::accepted(id, &request, "bench".to_owned(), now, &self.config.relay.clocks));
         let message: Outgoing = Envelope::of(&row).outgoing();
         self.store.accept(row, None, message, &self.queue).await?;
         Ok(())

@@ -216,7 +216,7 @@ impl RelayerClient {
             Ok(text) => judge_answer(status, &headers, &text),
             Err(error) => Answer::Unknown {
                 reason: format!("the answer broke off after status {status}: {}", root(&error)),
-                answered: true,
+                answered: false,
             },
         }
     }

@@ -154,8 +154,9 @@ impl Pool {
             Ok(report) => self.router().reported(index, mark, &report, Instant::now()),
             Err(error) => {
                 counter!("baton_relayer_health_failures_total", "relayer" => client.url().0.clone()).increment(1);
-                tracing::debug!(relayer = %client.url(), "health check failed: {}", describe(&error));
-                self.router().not_reported(index, error.is_only_slow());
+                if self.router().not_reported(index, error.is_only_slow()) {
+                    warn!(action = "relayer_unwell", relayer = %client.url(), "its health check fails: {}", describe(&error));
+                }
             }
         }
     }

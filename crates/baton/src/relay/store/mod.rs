@@ -111,8 +111,11 @@ pub enum Due {
 /// What became of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saved {
-    /// It is stored.
-    Yes,
+    /// It is stored. `early`: the row was newly bound to a relayer transaction that webhooks have spoken of already.
+    Yes {
+        /// See above.
+        early: bool,
+    },
     /// Somebody else moved the row in between: read it again and decide anew.
     Stale,
 }
@@ -150,7 +153,7 @@ pub struct Filter {
 /// Counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Rows that are not final, by status, with the age of the oldest.
+    /// Rows that are not final, by status.
     pub open: Vec<(Status, u64)>,
     /// When the oldest pending row was accepted.
     pub oldest_pending: Option<Timestamp>,

@@ -91,7 +91,7 @@ impl SqliteStore {
     /// idempotency key that was used before, nothing is stored and the earlier transaction is named.
     pub async fn accept(
         &self,
-        row: Transaction,
+        row: Box<Transaction>,
         key: Option<IdempotencyKey>,
         message: Outgoing,
         queue: &SqliteQueue,
@@ -176,7 +176,7 @@ impl TransactionStore for SqliteStore {
         let rows = rows.to_vec();
         let inserted = self.write(move |connection| {
             for row in &rows {
-                if !owns_its_record(connection, row)? {
+                if owns_its_record(connection, row)? == Record::Others {
                     // Nothing of this is kept: the job fails as a whole.
                     return Err(rusqlite::Error::QueryReturnedNoRows);
                 }
@@ -225,14 +225,16 @@ impl TransactionStore for SqliteStore {
             if version != Some(transaction.version - 1) {
                 return Ok(Some(Saved::Stale));
             }
-            if !owns_its_record(connection, &transaction)? {
-                return Ok(None);
-            }
+            let early = match owns_its_record(connection, &transaction)? {
+                Record::Others => return Ok(None),
+                Record::None | Record::Known => false,
+                Record::New => has_early(connection, &transaction)?,
+            };
             execute_with(connection.prepare_cached(UPDATE)?, &transaction)?;
             for step in &steps {
                 add_step(connection, transaction.id, step, transaction.updated_at)?;
             }
-            Ok(Some(Saved::Yes))
+            Ok(Some(Saved::Yes { early }))
         });
         saved.await?.ok_or(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })
     }
@@ -432,20 +434,43 @@ fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Er
     Ok(())
 }
 
+/// Whose the relayer transaction is that a row is bound to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Record {
+    /// It is bound to none.
+    None,
+    /// Its own, as of now.
+    New,
+    /// Its own, as before.
+    Known,
+    /// Another row's.
+    Others,
+}
+
 /// Whether the relayer transaction that the row is bound to is its own, making it so if it is nobody's.
-fn owns_its_record(connection: &Connection, row: &Transaction) -> Result<bool, rusqlite::Error> {
-    let Some(binding) = &row.binding else { return Ok(true) };
+fn owns_its_record(connection: &Connection, row: &Transaction) -> Result<Record, rusqlite::Error> {
+    let Some(binding) = &row.binding else { return Ok(Record::None) };
     let id = row.id.0.as_bytes();
     let owner: Option<[u8; 16]> = connection
         .prepare_cached("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?1")?
         .query_row([&binding.tx_id.0], |row| row.get(0))
         .optional()?;
-    if owner.is_none() {
-        connection
-            .prepare_cached("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?1, ?2)")?
-            .execute(params![binding.tx_id.0, id])?;
+    match owner {
+        Some(owner) if owner == *id => Ok(Record::Known),
+        Some(_) => Ok(Record::Others),
+        None => {
+            connection
+                .prepare_cached("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?1, ?2)")?
+                .execute(params![binding.tx_id.0, id])?;
+            Ok(Record::New)
+        }
     }
-    Ok(owner.is_none_or(|owner| owner == *id))
+}
+
+/// Whether webhooks have come for the relayer transaction that the row is bound to.
+fn has_early(connection: &Connection, row: &Transaction) -> Result<bool, rusqlite::Error> {
+    let Some(binding) = &row.binding else { return Ok(false) };
+    connection.prepare_cached("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ?1")?.exists([&binding.tx_id.0])
 }
 
 fn add_step(connection: &Connection, id: TransactionId, step: &Step, at: Timestamp) -> Result<(), rusqlite::Error> {
