@@ -3,8 +3,10 @@
 //! Time enters pure code as a value of this type; only the edges call [`Timestamp::now`].
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use pipeline::sqlite::Clock;
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -14,10 +16,19 @@ use time::macros::format_description;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub i64);
 
+/// The clock of this process, once its store has one.
+static CLOCK: OnceLock<Clock> = OnceLock::new();
+
+/// Makes this process go by the store's clock, which every process on the same data shares and which does not jump.
+/// The first one set stays.
+pub fn go_by(clock: Clock) {
+    CLOCK.set(clock).ok();
+}
+
 impl Timestamp {
-    /// The wall clock.
+    /// The time by the store's clock; before there is one, by the system's.
     pub fn now() -> Self {
-        Self::from(SystemTime::now())
+        CLOCK.get().map_or_else(|| Self::from(SystemTime::now()), |clock| Self(clock.now_ms()))
     }
 
     /// Reads RFC 3339 with any number of fractional digits and any offset, as relayers write it.

@@ -5,6 +5,7 @@
 //! a small pool of connections; the write-ahead log lets them see the last commit without waiting for the next.
 //! Whoever sleeps until something changes does so on a [`Signal`]. Several processes may share the file.
 
+mod clock;
 mod signal;
 mod writer;
 
@@ -18,8 +19,9 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+pub use clock::Clock;
 pub use signal::{Signal, Waiting};
-use writer::{Counts, Job, Reply, Work, Writer};
+use writer::{Counts, Guard, Job, Reply, Work, Writer};
 
 /// How many write jobs may wait for the writer; whoever comes next waits to hand over its own.
 const JOBS_WAITING_MAX: usize = 4096;
@@ -62,6 +64,7 @@ pub struct Database {
 
 struct Inner {
     path: PathBuf,
+    clock: Clock,
     jobs: mpsc::Sender<Box<dyn Job>>,
     readers: Arc<Semaphore>,
     idle_readers: Mutex<Vec<Connection>>,
@@ -74,6 +77,7 @@ impl Database {
     pub fn open(path: &Path) -> Result<Database, DatabaseError> {
         check_directory(path)?;
         let connection = connect(path, Role::Writer)?;
+        let clock = set_clock(&connection)?;
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let signals = signal::Signals::new(path.to_owned());
         let counts = Arc::new(Counts::default());
@@ -85,6 +89,7 @@ impl Database {
         Ok(Database {
             inner: Arc::new(Inner {
                 path: path.to_owned(),
+                clock,
                 jobs,
                 readers: Arc::new(Semaphore::new(READERS_MAX)),
                 idle_readers: Mutex::new(Vec::new()),
@@ -104,7 +109,20 @@ impl Database {
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let work = Work::new(job, Reply::Async(reply));
+        let work = Work::new(Guard::Job, job, Reply::Async(reply));
+        self.inner.jobs.send(Box::new(work)).await.map_err(|_| DatabaseError::Closed)?;
+        answer.await.unwrap_or_else(|_| Err(writer_died()))
+    }
+
+    /// [`Database::write`] for a job that can fail only as every other would (no space, no disk), never for a reason of
+    /// its own: it has no savepoint, and if it fails all of its group fail with it, each told so and nothing kept.
+    pub async fn write_sure<T, F>(&self, job: F) -> Result<T, DatabaseError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let work = Work::new(Guard::Group, job, Reply::Async(reply));
         self.inner.jobs.send(Box::new(work)).await.map_err(|_| DatabaseError::Closed)?;
         answer.await.unwrap_or_else(|_| Err(writer_died()))
     }
@@ -117,7 +135,7 @@ impl Database {
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
-        let mut work: Box<dyn Job> = Box::new(Work::new(job, Reply::Blocking(reply)));
+        let mut work: Box<dyn Job> = Box::new(Work::new(Guard::Job, job, Reply::Blocking(reply)));
         // `blocking_send` would panic on a runtime's thread, where this is slow but not wrong.
         while let Err(refused) = self.inner.jobs.try_send(work) {
             match refused {
@@ -134,7 +152,7 @@ impl Database {
     where
         F: FnOnce(&Connection) -> Result<(), rusqlite::Error> + Send + 'static,
     {
-        self.inner.jobs.try_send(Box::new(Work::new(job, Reply::Nobody))).is_ok()
+        self.inner.jobs.try_send(Box::new(Work::new(Guard::Job, job, Reply::Nobody))).is_ok()
     }
 
     /// Runs `job` on a read connection, off the async threads, in one snapshot.
@@ -163,6 +181,16 @@ impl Database {
             Ok(panic) => Err(DatabaseError::Panicked(panic_text(&*panic))),
             Err(_) => Err(DatabaseError::Closed),
         })
+    }
+
+    /// How many jobs wait for the writer.
+    pub fn waiting(&self) -> usize {
+        self.inner.jobs.max_capacity() - self.inner.jobs.capacity()
+    }
+
+    /// The clock that everything in this file goes by.
+    pub fn clock(&self) -> Clock {
+        self.inner.clock
     }
 
     /// The file.
@@ -280,6 +308,14 @@ fn connect(path: &Path, role: Role) -> Result<Connection, DatabaseError> {
         connection.pragma_update(None, "query_only", true)?;
     }
     Ok(connection)
+}
+
+/// Two processes that start together agree on the one clock: whoever gets the lock first sets it.
+fn set_clock(connection: &Connection) -> Result<Clock, DatabaseError> {
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    let clock = Clock::of(connection);
+    connection.execute_batch(if clock.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    Ok(clock?)
 }
 
 /// Two processes that create the file together get in each other's way here, and SQLite does not call the busy

@@ -33,9 +33,11 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
 /// Opens the embedded database, with an error that says what to do.
 pub fn open_database(config: &Config) -> anyhow::Result<Database> {
     let path = database_path(config);
-    Database::open(&path).with_context(|| {
+    let database = Database::open(&path).with_context(|| {
         format!("cannot use the data directory {}; make it writable or set BATON_DATA_DIR", config.data_dir.display())
-    })
+    })?;
+    crate::timestamp::go_by(database.clock());
+    Ok(database)
 }
 
 /// Runs the parts of a service on an open lane and a bound listener, until shutdown; drains in order.

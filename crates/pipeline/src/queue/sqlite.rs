@@ -170,7 +170,8 @@ struct Shared {
 impl SqliteQueue {
     /// Opens the queue of that name, creating it when missing. All queues of a file share its tables.
     pub async fn open(db: &Database, name: &str, options: QueueOptions) -> Result<SqliteQueue, QueueError> {
-        Self::open_with_clock(db, name, options, Arc::new(wall_clock_ms)).await
+        let clock = db.clock();
+        Self::open_with_clock(db, name, options, Arc::new(move || clock.now_ms())).await
     }
 
     async fn open_with_clock(
@@ -715,11 +716,6 @@ impl From<DatabaseError> for QueueError {
             _ => Self::Unavailable(error.into()),
         }
     }
-}
-
-fn wall_clock_ms() -> i64 {
-    // Before 1970 or after the year 292 million the clock is wrong anyway.
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
 }
 
 fn millis(duration: Duration) -> i64 {

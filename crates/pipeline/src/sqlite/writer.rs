@@ -26,8 +26,10 @@ const WAL_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
 /// A closure with its answer, the type of which the writer does not know.
 pub(super) trait Job: Send {
-    /// Runs in a savepoint of its own; a failure is undone and kept for the answer.
+    /// Runs, in a savepoint of its own unless it is [`Guard::Group`]; a failure is kept for the answer.
     fn run(&mut self, connection: &Connection);
+    /// What a failure undoes.
+    fn guard(&self) -> Guard;
     /// Why it failed, if it did.
     fn failure(&self) -> Option<&DatabaseError>;
     /// Tells the caller: its own result, unless the whole group failed.
@@ -40,15 +42,25 @@ pub(super) enum Reply<T> {
     Nobody,
 }
 
+/// What is undone when a job fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guard {
+    /// The job alone: it runs in a savepoint.
+    Job,
+    /// The whole group. For jobs that fail only as all others would: a savepoint costs about as much as two inserts.
+    Group,
+}
+
 pub(super) struct Work<T, F> {
+    guard: Guard,
     job: Option<F>,
     result: Option<Result<T, DatabaseError>>,
     reply: Reply<T>,
 }
 
 impl<T, F> Work<T, F> {
-    pub(super) fn new(job: F, reply: Reply<T>) -> Self {
-        Self { job: Some(job), result: None, reply }
+    pub(super) fn new(guard: Guard, job: F, reply: Reply<T>) -> Self {
+        Self { guard, job: Some(job), result: None, reply }
     }
 }
 
@@ -59,8 +71,15 @@ where
 {
     fn run(&mut self, connection: &Connection) {
         if let Some(job) = self.job.take() {
-            self.result = Some(in_savepoint(connection, job));
+            self.result = Some(match self.guard {
+                Guard::Job => in_savepoint(connection, job),
+                Guard::Group => caught(connection, job),
+            });
         }
+    }
+
+    fn guard(&self) -> Guard {
+        self.guard
     }
 
     fn failure(&self) -> Option<&DatabaseError> {
@@ -88,11 +107,7 @@ fn in_savepoint<T>(
     job: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
 ) -> Result<T, DatabaseError> {
     connection.prepare_cached("SAVEPOINT job")?.execute([])?;
-    let result = match catch_unwind(AssertUnwindSafe(|| job(connection))) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(error.into()),
-        Err(panic) => Err(DatabaseError::Panicked(panic_text(&*panic))),
-    };
+    let result = caught(connection, job);
     // Some errors, a full disk among them, end the whole transaction; then there is no savepoint left.
     if !connection.is_autocommit() {
         if result.is_err() {
@@ -101,6 +116,17 @@ fn in_savepoint<T>(
         connection.prepare_cached("RELEASE job")?.execute([])?;
     }
     result
+}
+
+fn caught<T>(
+    connection: &Connection,
+    job: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+) -> Result<T, DatabaseError> {
+    match catch_unwind(AssertUnwindSafe(|| job(connection))) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.into()),
+        Err(panic) => Err(DatabaseError::Panicked(panic_text(&*panic))),
+    }
 }
 
 /// What the writer has done.
@@ -162,7 +188,9 @@ impl Writer {
         let mut next = Some(first);
         while let Some(mut job) = next {
             job.run(&self.connection);
-            if self.connection.is_autocommit() {
+            let spoiled = job.guard() == Guard::Group && job.failure().is_some();
+            if spoiled || self.connection.is_autocommit() {
+                // What is left of the transaction is rolled back by `recover`.
                 let cause = job.failure().map_or_else(ended_by_job, copy);
                 group.push(job);
                 return (group, Err(cause));

@@ -450,3 +450,42 @@ async fn the_log_does_not_grow_without_bound() {
     let bytes = std::fs::metadata(log).unwrap().len();
     assert!(bytes < 64 * 1024 * 1024, "100 MB written, the log has {bytes} bytes");
 }
+
+#[tokio::test]
+async fn a_sure_job_that_fails_takes_its_whole_group_with_it_and_the_next_group_is_well() {
+    let (db, _dir) = with_numbers().await;
+    insert(&db, 5).await.unwrap();
+    let mut tasks = JoinSet::new();
+    let release = hold_writer(&db, &mut tasks).await;
+    let mut jobs = JoinSet::new();
+    for n in 0..10 {
+        let db = db.clone();
+        jobs.spawn(async move {
+            db.write_sure(move |conn| conn.execute("INSERT INTO numbers (n) VALUES (?1)", [n])).await.is_ok()
+        });
+    }
+    // Every job must be waiting before the writer goes on, so that all share one group.
+    while db.waiting() < 10 {
+        tokio::task::yield_now().await;
+    }
+    release.send(()).unwrap();
+    let kept = jobs.join_all().await.into_iter().filter(|ok| *ok).count();
+    while tasks.join_next().await.is_some() {}
+    let stored: usize =
+        db.read(|conn| conn.query_row("SELECT COUNT(*) FROM numbers", [], |row| row.get(0))).await.unwrap();
+    assert_eq!(stored, 1 + kept, "whoever was told yes is there, and nobody else");
+    assert!(kept < 10, "the one that is there already cannot be stored again");
+    db.write_sure(|conn| conn.execute("INSERT INTO numbers (n) VALUES (99)", [])).await.unwrap();
+}
+
+#[tokio::test]
+async fn every_process_on_a_file_goes_by_one_clock() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("test.db");
+    let (one, two) = (Database::open(&path).unwrap(), Database::open(&path).unwrap());
+    assert_eq!(one.clock(), two.clock());
+    drop((one, two));
+    let again = Database::open(&path).unwrap();
+    let behind = std::time::SystemTime::now().duration_since(again.clock().now()).unwrap_or_default();
+    assert!(behind < Duration::from_secs(60), "it starts from the system's clock, {behind:?} behind");
+}

@@ -97,7 +97,8 @@ impl SqliteStore {
         queue: &SqliteQueue,
     ) -> Result<Accepted, StoreError> {
         let queue = queue.clone();
-        self.write(move |connection| {
+        // New ids and a message: there is nothing here that could fail for this request alone.
+        let accepted = self.database.write_sure(move |connection| {
             if let Some(key) = &key {
                 let used: Option<([u8; 32], [u8; 16])> = connection
                     .prepare_cached(
@@ -119,8 +120,8 @@ impl SqliteStore {
             insert(connection, &row)?;
             queue.enqueue(connection, std::slice::from_ref(&message))?;
             Ok(Accepted::Now)
-        })
-        .await
+        });
+        accepted.await.map_err(store_error)
     }
 
     async fn write<T, F>(&self, job: F) -> Result<T, StoreError>
