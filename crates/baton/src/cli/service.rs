@@ -77,7 +77,7 @@ fn routes(config: &Config, service: Service, lane: &Lane, metrics: PrometheusHan
         if let Some(webhooks) = lane.webhook_routes() {
             api = api.merge(webhooks);
         }
-        routes = routes.nest("/api/v1", api);
+        routes = routes.merge(api);
     }
     server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout)
 }

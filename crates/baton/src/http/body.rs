@@ -2,7 +2,8 @@
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
-use axum::http::{StatusCode, header};
+use axum::http::header;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 
 use super::problem::Problem;
@@ -14,14 +15,13 @@ pub struct RawBody(pub Bytes);
 impl<S: Send + Sync> FromRequest<S> for RawBody {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let limits = *request.extensions().get::<BodyLimits>().expect("the server sets the limits of every request");
         // Timed apart from the work that follows: a client that is slow to send has not been refused anything.
-        match tokio::time::timeout(limits.timeout, Bytes::from_request(request, state)).await {
-            Ok(Ok(body)) => Ok(Self(body)),
-            Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                Err(Problem::too_large(limits.bytes_max))
-            }
+        let body = Limited::new(request.into_body(), limits.bytes_max).collect();
+        match tokio::time::timeout(limits.timeout, body).await {
+            Ok(Ok(body)) => Ok(Self(body.to_bytes())),
+            Ok(Err(failure)) if failure.is::<LengthLimitError>() => Err(Problem::too_large(limits.bytes_max)),
             Ok(Err(_)) => Err(Problem::bad_request("the body broke off")),
             Err(_) => Err(Problem::too_slow()),
         }

@@ -1,23 +1,24 @@
 //! The HTTP server: the layers around every route (request id, limits, panics, timing) and its orderly end.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, MatchedPath, Request};
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::extract::{MatchedPath, Request};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use metrics::{counter, histogram};
+use metrics::{Counter, Histogram, counter, histogram};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower_http::catch_panic::CatchPanicLayer;
 use tracing::{debug, error, warn};
 use uuid::Uuid;
 
@@ -34,57 +35,111 @@ pub struct BodyLimits {
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Puts the common layers around the routes.
+/// Puts around the routes what all of them share: limits, a request id, timing, and an answer even to a panic. It is one
+/// layer, since every layer costs each request a clone and an allocation.
 pub fn with_layers(routes: Router, body_bytes_max: usize, timeout: Duration) -> Router {
+    // A body has half of the request's time to come, and an accept the other half.
+    let limits = BodyLimits { bytes_max: body_bytes_max, timeout: timeout / 2 };
+    let meters = Arc::new(Meters::default());
     routes
         .fallback(|| async { Problem::not_found("there is nothing at this path") })
         .method_not_allowed_fallback(|| async { Problem::method_not_allowed() })
-        .layer(DefaultBodyLimit::max(body_bytes_max))
-        .layer(axum::Extension(BodyLimits { bytes_max: body_bytes_max, timeout: timeout / 2 }))
-        .layer(middleware::from_fn(move |request, next| in_time(timeout, request, next)))
-        .layer(CatchPanicLayer::custom(|panic: Box<dyn std::any::Any + Send>| {
-            let said =
-                panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-            error!(action = "panic", "a request handler panicked: {}", said.unwrap_or_default());
-            Problem::internal().into_response()
-        }))
-        .layer(middleware::from_fn(identify))
-        .layer(middleware::from_fn(measure))
+        .layer(middleware::from_fn(move |request, next| around(limits, timeout, Arc::clone(&meters), request, next)))
 }
 
-/// The last resort against a request that never ends. A body has half of this time to come and an accept the other
-/// half, and each says what its silence means; what is left for this one is a read that hangs.
-async fn in_time(timeout: Duration, request: Request, next: Next) -> Response {
-    match tokio::time::timeout(timeout, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) => Problem::no_answer().into_response(),
-    }
-}
-
-/// Gives every request an id, the caller's if it sent a sensible one, and every problem that id.
-async fn identify(request: Request, next: Next) -> Response {
-    const LENGTH_MAX: usize = 128;
-    let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let sensible = given.filter(|id| !id.is_empty() && id.len() <= LENGTH_MAX);
-    let id = sensible.map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
-    let mut response = next.run(request).await;
+async fn around(
+    limits: BodyLimits,
+    timeout: Duration,
+    meters: Arc<Meters>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let started = Instant::now();
+    let id = request_id(&request);
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = request.method().clone();
+    request.extensions_mut().insert(limits);
+    let mut response = answered(timeout, &method, request, next).await;
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         if problem.status >= 500 {
-            error!(
-                action = "request_failed",
-                request_id = id,
-                status = problem.status,
-                code = problem.code,
-                "{}",
-                problem.title
-            );
+            let Problem { status, code, title, .. } = &problem;
+            error!(action = "request_failed", request_id = %id, status, code, "{title}");
         }
         response = problem.respond(Some(&id));
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
+    meters.count(&method, route.as_ref(), response.status(), started.elapsed());
     response
+}
+
+/// The answer, or what stands for one: a handler may panic, and a question may hang. A request that stores something has
+/// limits of its own, which say what their silence means.
+async fn answered(timeout: Duration, method: &Method, request: Request, next: Next) -> Response {
+    let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
+    let answer = if *method == Method::POST {
+        answer.await
+    } else {
+        match tokio::time::timeout(timeout, answer).await {
+            Ok(answer) => answer,
+            Err(_) => return Problem::no_answer().into_response(),
+        }
+    };
+    answer.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        error!(action = "panic", "a request handler panicked: {}", said.unwrap_or_default());
+        Problem::internal().into_response()
+    })
+}
+
+/// The caller's own id if it sent a sensible one.
+fn request_id(request: &Request) -> String {
+    const LENGTH_MAX: usize = 128;
+    let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let sensible = given.filter(|id| !id.is_empty() && id.len() <= LENGTH_MAX);
+    sensible.map_or_else(|| Uuid::now_v7().to_string(), str::to_owned)
+}
+
+/// The meters of each route, found once and kept: looking them up by their labels costs more than counting. There are a
+/// few dozen at most, so a list will do.
+#[derive(Default)]
+struct Meters(RwLock<Vec<Meter>>);
+
+struct Meter {
+    method: &'static str,
+    route: String,
+    status: u16,
+    requests: Counter,
+    seconds: Histogram,
+}
+
+impl Meters {
+    fn count(&self, method: &Method, route: Option<&MatchedPath>, status: StatusCode, took: Duration) {
+        let (method, route, status) =
+            (known_method(method), route.map_or("none", MatchedPath::as_str), status.as_u16());
+        let is_it = |meter: &&Meter| meter.status == status && meter.method == method && meter.route == route;
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meter) = known.iter().find(is_it) {
+            meter.count(took);
+            return;
+        }
+        drop(known);
+        let (path, code) = (route.to_owned(), status.to_string());
+        let requests =
+            counter!("baton_http_requests_total", "method" => method, "route" => path.clone(), "status" => code);
+        let seconds = histogram!("baton_http_request_seconds", "method" => method, "route" => path.clone());
+        let meter = Meter { method, route: path, status, requests, seconds };
+        meter.count(took);
+        self.0.write().unwrap_or_else(PoisonError::into_inner).push(meter);
+    }
+}
+
+impl Meter {
+    fn count(&self, took: Duration) {
+        self.requests.increment(1);
+        self.seconds.record(took.as_secs_f64());
+    }
 }
 
 /// Clients may invent methods; each would be a series of its own.
@@ -97,20 +152,6 @@ fn known_method(method: &Method) -> &'static str {
         Method::HEAD => "HEAD",
         _ => "other",
     }
-}
-
-async fn measure(request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let route =
-        request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned());
-    let method = known_method(request.method());
-    let response = next.run(request).await;
-    let status = response.status().as_u16().to_string();
-    counter!("baton_http_requests_total", "method" => method, "route" => route.clone(), "status" => status)
-        .increment(1);
-    histogram!("baton_http_request_seconds", "method" => method, "route" => route)
-        .record(started.elapsed().as_secs_f64());
-    response
 }
 
 /// Binds the address, with an error that names it.

@@ -22,12 +22,11 @@ use crate::http::problem::Problem;
 use crate::timestamp::Timestamp;
 
 /// What the routes need.
-#[derive(Clone)]
 pub struct ApiState {
     /// Where the 202 is earned.
-    pub intake: Arc<Intake>,
+    pub intake: Intake,
     /// The three tiers.
-    pub lookup: Arc<StatusLookup>,
+    pub lookup: StatusLookup,
     /// Store and queue.
     pub book: Arc<Book>,
 }
@@ -35,15 +34,15 @@ pub struct ApiState {
 /// The routes, to be put behind a key.
 pub fn routes(state: ApiState) -> Router {
     Router::new()
-        .route("/relay/direct", routing::post(direct))
-        .route("/relay/status/{id}", routing::get(status))
-        .route("/relay/transactions", routing::get(list))
-        .route("/relay/transactions/{id}/timeline", routing::get(timeline))
-        .with_state(state)
+        .route("/api/v1/relay/direct", routing::post(direct))
+        .route("/api/v1/relay/status/{id}", routing::get(status))
+        .route("/api/v1/relay/transactions", routing::get(list))
+        .route("/api/v1/relay/transactions/{id}/timeline", routing::get(timeline))
+        .with_state(Arc::new(state))
 }
 
 async fn direct(
-    State(state): State<ApiState>,
+    State(state): State<Arc<ApiState>>,
     Extension(Caller(caller)): Extension<Caller>,
     headers: HeaderMap,
     JsonBody(body): JsonBody,
@@ -80,7 +79,7 @@ fn read_idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     Ok(Some(key))
 }
 
-async fn status(State(state): State<ApiState>, id: PathId) -> Result<Json<Value>, Problem> {
+async fn status(State(state): State<Arc<ApiState>>, id: PathId) -> Result<Json<Value>, Problem> {
     let id = read_id(id)?;
     match state.lookup.find(id).await.map_err(store_problem)? {
         Some(row) => Ok(Json(show(&row))),
@@ -88,7 +87,7 @@ async fn status(State(state): State<ApiState>, id: PathId) -> Result<Json<Value>
     }
 }
 
-async fn timeline(State(state): State<ApiState>, id: PathId) -> Result<Json<Value>, Problem> {
+async fn timeline(State(state): State<Arc<ApiState>>, id: PathId) -> Result<Json<Value>, Problem> {
     let id = read_id(id)?;
     let Some(row) = state.book.store.get(id).await.map_err(store_problem)? else {
         return Err(Problem::not_found(format!("there is no transaction {id}")));
@@ -104,7 +103,7 @@ async fn timeline(State(state): State<ApiState>, id: PathId) -> Result<Json<Valu
 const LIST_MAX: usize = 200;
 const LIST_DEFAULT: usize = 50;
 
-async fn list(State(state): State<ApiState>, RawQuery(query): RawQuery) -> Result<Json<Value>, Problem> {
+async fn list(State(state): State<Arc<ApiState>>, RawQuery(query): RawQuery) -> Result<Json<Value>, Problem> {
     let ListQuery { filter, before, limit } = ListQuery::parse(query.as_deref().unwrap_or_default())?;
     let mut rows = state.book.store.list(&filter, before, limit + 1).await.map_err(store_problem)?;
     let more = rows.len() > limit;

@@ -91,7 +91,7 @@ impl Lane {
             - Duration::from_millis(10).min(self.request_timeout / 4);
         let intake = Intake::new(self.store.clone(), self.queue.clone(), self.config.clocks, timeout);
         let lookup = StatusLookup::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.config.health_timeout);
-        api::routes(ApiState { intake: Arc::new(intake), lookup: Arc::new(lookup), book: Arc::clone(&self.book) })
+        api::routes(ApiState { intake, lookup, book: Arc::clone(&self.book) })
     }
 
     /// The routes that relayers call.

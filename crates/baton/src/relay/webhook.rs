@@ -37,7 +37,7 @@ pub struct WebhookState {
 
 /// The route.
 pub fn routes(state: WebhookState) -> Router {
-    Router::new().route("/webhooks/oz-relayer", routing::post(receive)).with_state(state)
+    Router::new().route("/api/v1/webhooks/oz-relayer", routing::post(receive)).with_state(state)
 }
 
 /// The real relayer's header, and the one of the older documents.
