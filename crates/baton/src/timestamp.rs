@@ -45,6 +45,11 @@ impl Timestamp {
         Some(Self(moment.unix_timestamp().saturating_mul(1000)))
     }
 
+    /// How much further off from a relayer's clock this time may be than the time now; see [`Clock::slip_since`].
+    pub fn slip(self) -> Duration {
+        CLOCK.get().map_or(Duration::ZERO, |clock| clock.slip_since(self.0))
+    }
+
     /// How long it is since `earlier`; zero if it is not earlier.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))

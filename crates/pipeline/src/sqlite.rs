@@ -81,7 +81,7 @@ impl Database {
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let signals = signal::Signals::new(path.to_owned());
         let counts = Arc::new(Counts::default());
-        let writer = Writer::new(path.to_owned(), connection, waiting, signals.clone(), counts.clone());
+        let writer = Writer::new(path.to_owned(), connection, waiting, signals.clone(), counts.clone(), clock);
         std::thread::Builder::new()
             .name("sqlite-writer".into())
             .spawn(move || writer.run())

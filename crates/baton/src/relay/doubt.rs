@@ -39,7 +39,7 @@ struct Doubtful {
 
 impl Doubtful {
     fn case(&self) -> Case<'_> {
-        Case { call: &self.row.call, claim: &self.claim, doubt: &self.doubt }
+        Case { call: &self.row.call, claim: &self.claim, doubt: &self.doubt, slip: self.claim.at.slip() }
     }
 }
 
@@ -234,7 +234,8 @@ async fn read_list(
     doubts: &[Doubtful],
     settings: &ReconcilerSettings,
 ) -> Result<Search, RelayerError> {
-    let earliest = doubts.iter().map(|doubtful| doubtful.claim.at).min().unwrap_or(Timestamp(0));
+    let earliest =
+        doubts.iter().map(|doubtful| doubtful.claim.at - doubtful.claim.at.slip()).min().unwrap_or(Timestamp(0));
     let mut search = Search { records: Vec::new(), oldest: None, complete: false, skew: settings.clock_skew };
     // New records push others onto the next page while we read: the same one may come twice, none is missed.
     let mut seen = HashSet::new();

@@ -135,7 +135,7 @@ impl Transaction {
                 next.reroutes += 1;
                 // Growing, so that a pool whose every wallet is empty is not hammered.
                 let pause = Duration::from_secs(1) * 2u32.saturating_pow(self.reroutes).min(REROUTE_PAUSE_MAX_S);
-                next.check_at = Some(now + pause + clocks.pending_check);
+                next.check_at = Some(now + pause + clocks.message_check());
                 Verdict::Reroute(Box::new(moved(next, "rerouted", detail)), pause)
             }
             ReportedStatus::Failed => {

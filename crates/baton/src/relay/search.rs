@@ -33,6 +33,8 @@ pub struct Case<'a> {
     pub claim: &'a Claim,
     /// Why nobody knows.
     pub doubt: &'a Doubt,
+    /// How much further off from the relayer's clock the claim's time may be than a time of now.
+    pub slip: Duration,
 }
 
 /// What follows from a list.
@@ -69,7 +71,9 @@ impl Search {
 
     /// Judges one case; `bound` are the records that belong to some row.
     pub fn judge<'a>(&'a self, case: Case<'_>, bound: &HashSet<RelayerTxId>) -> Judgement<'a> {
-        let free = |record: &&Report| !bound.contains(&record.tx_id) && self.is_since(record, case.claim);
+        let since = case.claim.at - self.skew - case.slip;
+        let is_since = |record: &Report| record.created_at.is_none_or(|created| created >= since);
+        let free = |record: &&Report| !bound.contains(&record.tx_id) && is_since(record);
         let mut records = self.records.iter().filter(free);
         if let Some(record) = records.clone().find(|record| case.call.matches(record)) {
             return Judgement::Bind(record);
@@ -80,14 +84,10 @@ impl Search {
         if records.any(|record| may_stand_for(record, case.call)) {
             return Judgement::Unproven("the relayer has a record that may be this one, or a no-op in its place");
         }
-        if self.oldest.is_some_and(|oldest| oldest < case.claim.at - self.skew) {
+        if self.oldest.is_some_and(|oldest| oldest < since) {
             return Judgement::Absent;
         }
         Judgement::AskMemory
-    }
-
-    fn is_since(&self, record: &Report, claim: &Claim) -> bool {
-        record.created_at.is_none_or(|created| created >= claim.at - self.skew)
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
             doubt: Some(doubt.clone()),
         };
         let bound = bound.iter().map(|id| RelayerTxId((*id).into())).collect();
-        match search.judge(Case { call: &call(), claim: &claim, doubt: &doubt }, &bound) {
+        match search.judge(Case { call: &call(), claim: &claim, doubt: &doubt, slip: Duration::ZERO }, &bound) {
             Judgement::Bind(record) => format!("bind {}", record.tx_id),
             other => format!("{other:?}"),
         }
@@ -220,7 +220,8 @@ mod tests {
                 at: Timestamp(0),
                 doubt: None,
             };
-            let judgement = Case { call: &call(), claim: &claim, doubt: &doubt }.judge_memory(memory);
+            let judgement =
+                Case { call: &call(), claim: &claim, doubt: &doubt, slip: Duration::ZERO }.judge_memory(memory);
             assert_eq!(judgement == Judgement::Absent, absent, "{silent} {memory:?}");
         }
     }

@@ -305,6 +305,12 @@ pub struct Clocks {
 }
 
 impl Clocks {
+    /// How long a row whose message is sent only after the row was saved may be without one: whoever was to send it may
+    /// have died in between. A second message does no harm.
+    pub fn message_check(&self) -> Duration {
+        self.claim_check
+    }
+
     /// From a claim to the last moment in which its submission can still take effect.
     fn longest_submission(&self) -> Duration {
         self.send_window + self.submit_timeout.max(self.relayer_timeout)
@@ -563,7 +569,7 @@ impl Transaction {
         match doubt.absent_since {
             Some(since) if now.since(since) >= clocks.absence_confirm => {
                 next.claim = None;
-                next.check_at = Some(now + clocks.pending_check);
+                next.check_at = Some(now + clocks.message_check());
                 Ok(moved(next, "absent", format!("{relayer} certainly does not have it; it will be sent again")))
             }
             Some(_) => {
@@ -664,7 +670,7 @@ impl Transaction {
         next.replays += 1;
         next.failed_by = None;
         next.error_message = None;
-        next.check_at = Some(now + clocks.pending_check);
+        next.check_at = Some(now + clocks.message_check());
         Ok(moved(next, "replayed", format!("by an operator (replay {})", self.replays + 1)))
     }
 
@@ -677,7 +683,7 @@ impl Transaction {
         let mut next = self.next(now);
         next.claim = None;
         next.binding = None;
-        next.check_at = Some(now + clocks.pending_check);
+        next.check_at = Some(now + clocks.message_check());
         Ok(moved(next, "resolved", "an operator decided: send it again"))
     }
 

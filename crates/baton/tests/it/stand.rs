@@ -127,7 +127,7 @@ pub fn baton<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) ->
 }
 
 /// The serial numbers from which the warm-up takes its own.
-const WARM_UP: usize = 0xffff_0000;
+pub const WARM_UP: usize = 0xffff_0000;
 
 /// What is running.
 pub struct Stand {

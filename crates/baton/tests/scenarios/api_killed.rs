@@ -19,8 +19,7 @@ const REFUSALS: usize = 10;
 #[tokio::test]
 async fn api_killed() {
     let mut story = Story::begin("api_killed");
-    // Webhooks are lost with the API: the relayers are asked instead, soon.
-    let mut stand = mortal(3).env("RECONCILE_SUBMITTED_MS", "2000").start().await;
+    let mut stand = mortal(3).start().await;
     stand.warm_up().await;
     a_tenth_unknown(&stand, story.seed);
     story.watch(&stand);

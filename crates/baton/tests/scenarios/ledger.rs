@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::clients::{Client, Promises, serial_of_data, serial_of_row};
-use crate::stand::Stand;
+use crate::stand::{Stand, WARM_UP};
 
 /// How many findings are shown in full.
 const SHOWN: usize = 10;
@@ -102,7 +102,7 @@ impl Ledger {
         if times > 1 {
             self.duplicates += 1;
             self.findings.push(format!("{serial} happened {times} times: {row}"));
-        } else if times == 0 && status != "failed" {
+        } else if times == 0 && matches!(status, "confirmed" | "success") {
             self.lost += 1;
             self.findings.push(format!("{serial} is {status} and never happened: {row}"));
         } else if status == "failed" && row["error_message"].as_str().is_none_or(str::is_empty) {
@@ -123,7 +123,7 @@ impl Ledger {
     }
 
     /// # Panics
-    /// With the findings, and the timelines of the transactions they are about, if there are any.
+    /// With the findings, the timelines of the transactions they are about, and what the processes said last.
     pub async fn assert_balanced(&self, stand: &Stand) {
         if self.findings.is_empty() {
             return;
@@ -146,12 +146,12 @@ impl Ledger {
                 }
             }
         }
+        for process in std::iter::once(&stand.api).chain(&stand.consumers) {
+            story.push_str(&format!("{}\n", process.story()));
+        }
         panic!("{story}");
     }
 }
-
-/// The serial numbers from here on are the warm-up's.
-const WARM_UP: usize = 0xffff_0000;
 
 /// How many submissions ended so that nobody knew what came of them.
 fn unknowns(struck: &BTreeMap<&'static str, usize>) -> usize {

@@ -6,11 +6,15 @@
 
 mod api_killed;
 mod clients;
+mod clock_jumps;
 mod consumer_killed;
+mod frozen_process;
 mod item_faults;
+mod killed_before_queueing;
 mod ledger;
 mod relayer_trouble;
 mod relayers_away;
+mod sigterm_under_load;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod stand;

@@ -9,9 +9,11 @@ use rand::{RngExt, SeedableRng};
 
 use crate::clients::{Client, Promises};
 use crate::ledger::Ledger;
-use crate::stand::{LATER, Plan, Stand};
+use crate::stand::{Plan, Stand};
 use crate::watch::{Seen, Watch};
 
+/// What a killed process held is free again after seconds, and each unknown outcome is settled within a few more.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The seed of every run that is not told another one.
 const SEED: u64 = 20_260_731;
 
@@ -74,7 +76,7 @@ impl Story {
     /// # Panics
     /// With everything that is wrong, after the summary line was printed.
     pub async fn end(mut self, stand: &Stand, promises: &Promises) -> Ledger {
-        let open = until_final(stand, LATER).await;
+        let open = until_final(stand, PATIENCE).await;
         self.look_away().await;
         let mut ledger = Ledger::read(stand, promises).await;
         ledger.findings.append(&mut self.seen.steps_back);
@@ -120,7 +122,11 @@ pub async fn until_final(stand: &Stand, deadline: Duration) -> Option<String> {
 
 /// Relayers, clocks and leases for stories in which processes die: what they held is free again within seconds.
 pub fn mortal(relayers: usize) -> Plan {
-    Plan::relayers(relayers).env("QUEUE_LEASE_MS", "1000").env("LOG_LEVEL", "warn").split()
+    Plan::relayers(relayers)
+        .env("QUEUE_LEASE_MS", "1000")
+        .env("RECONCILE_SUBMITTED_MS", "3000")
+        .env("LOG_LEVEL", "warn")
+        .split()
 }
 
 /// A tenth of all submissions end so that nobody knows what came of them.
@@ -129,11 +135,14 @@ pub fn a_tenth_unknown(stand: &Stand, seed: u64) {
         let plan = FaultPlan::new(seed.wrapping_add(number as u64))
             .with(PostFault::ErrorBeforeStoring, 0.02)
             .with(PostFault::ErrorAfterStoring, 0.02)
-            .with(PostFault::CutBeforeStoring, 0.02)
+            .with(PostFault::CutBeforeStoring, 0.01)
             .with(PostFault::CutAfterStoring, 0.015)
             .with(PostFault::TimeoutAfterStoring, 0.015)
             .with(PostFault::GarbledAnswer, 0.005)
-            .with(PostFault::QueueUnavailable, 0.005);
+            .with(PostFault::QueueUnavailable, 0.005)
+            .with(PostFault::HangAfterStoring, 0.002)
+            // It lands when everybody has given up on it, or died.
+            .with(PostFault::HangThenStore(Duration::from_millis(1500)), 0.008);
         relayer.set_faults(Faults::planned(plan));
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use harness::relayer::Relayer;
+
 use crate::clients::{Client, Manners};
 use crate::story::{Story, a_tenth_unknown, mortal};
 
@@ -26,7 +28,10 @@ async fn webhooks_lost() {
         let record = relayer.record(row["ozRelayerTxId"].as_str().unwrap()).unwrap();
         assert_eq!(row["hash"].as_str(), record.hash.as_deref(), "{row}");
     }
-    assert!(stand.relayers.iter().all(|relayer| {
-        relayer.deliveries().iter().skip(10).all(|webhook| !webhook.delivered || webhook.body.contains("ffff"))
-    }));
+    let lost: usize = stand.relayers.iter().map(lost).sum();
+    assert!(lost >= 3 * TRANSACTIONS, "only {lost} webhooks were lost");
+}
+
+fn lost(relayer: &Relayer) -> usize {
+    relayer.deliveries().iter().filter(|webhook| webhook.lost).count()
 }

@@ -294,6 +294,8 @@ async fn outcomes_end_as_the_real_ones_do() {
         (failed.nonce, failed.hash, failed.status_reason.as_deref()),
         (None, None, Some("Insufficient balance"))
     );
+    let effects: Vec<String> = relayer.effects().into_iter().map(|effect| effect.id).collect();
+    assert_eq!(effects, [noop.id], "what failed unsigned is no effect");
 
     let id = accept(Outcome::Canceled).await;
     assert!(until(&relayer, &id, Status::Canceled).await.is_canceled);

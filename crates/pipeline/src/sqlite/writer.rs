@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
+use super::clock::{Clock, NOTE_EVERY_MS};
 use super::signal::Signals;
 use super::{DatabaseError, Role, connect, panic_text};
 
@@ -142,6 +143,9 @@ pub(super) struct Writer {
     jobs: mpsc::Receiver<Box<dyn Job>>,
     signals: Arc<Signals>,
     counts: Arc<Counts>,
+    clock: Clock,
+    /// When the time was last written down.
+    noted_ms: i64,
 }
 
 impl Writer {
@@ -151,8 +155,9 @@ impl Writer {
         jobs: mpsc::Receiver<Box<dyn Job>>,
         signals: Arc<Signals>,
         counts: Arc<Counts>,
+        clock: Clock,
     ) -> Self {
-        Self { path, connection, jobs, signals, counts }
+        Self { path, connection, jobs, signals, counts, clock, noted_ms: 0 }
     }
 
     /// Works until every [`super::Database`] handle is gone and every job is answered.
@@ -197,6 +202,13 @@ impl Writer {
             }
             group.push(job);
             next = if group.len() < GROUP_JOBS_MAX { self.jobs.try_recv().ok() } else { None };
+        }
+        let now_ms = self.clock.now_ms();
+        if now_ms - self.noted_ms >= NOTE_EVERY_MS {
+            self.noted_ms = now_ms;
+            if let Err(error) = self.clock.note(&self.connection) {
+                return (group, Err(error.into()));
+            }
         }
         let outcome = execute(&self.connection, "COMMIT").map_err(commit_failed);
         if outcome.is_ok() {
