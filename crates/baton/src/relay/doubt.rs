@@ -43,6 +43,8 @@ impl Doubtful {
     }
 }
 
+/// More claims than this at once, and every doubt is taken to have an equal.
+const CLAIMS_COMPARED_MAX: usize = 1000;
 /// Pages of a relayer's list read in one search.
 const PAGES_MAX: usize = 200;
 /// Between two looks at something that may stay as it is for hours.
@@ -134,6 +136,12 @@ impl Doubts {
             match search.judge(case, &bound) {
                 // Bound, or another row was quicker: then the judgement is made anew.
                 Judgement::Bind(record) => {
+                    // While its own submission may still land, an equal one's record must be left to that one: taking it
+                    // would have the equal one sent again.
+                    if Timestamp::now() < doubtful.doubt.open_until && self.has_equal(doubtful).await? {
+                        let why = "an equal transaction is under way there too";
+                        return self.postpone(std::slice::from_ref(doubtful), why).await;
+                    }
                     if self.bind(doubtful, record).await? {
                         return Ok(());
                     }
@@ -156,6 +164,17 @@ impl Doubts {
             self.book.publish_again(&row, Duration::ZERO).await;
         }
         Ok(())
+    }
+
+    /// Whether another row that asks for the same is claimed at the same relayer.
+    async fn has_equal(&self, doubtful: &Doubtful) -> Result<bool, StoreError> {
+        let claims = self.book.store.claimed(CLAIMS_COMPARED_MAX).await?;
+        let same = |other: &Transaction| {
+            let (a, b) = (&other.call, &doubtful.row.call);
+            let there = other.claim.as_ref().is_some_and(|claim| claim.relayer == doubtful.claim.relayer);
+            there && other.id != doubtful.row.id && (a.to, a.value, &a.data) == (b.to, b.value, &b.data)
+        };
+        Ok(claims.len() >= CLAIMS_COMPARED_MAX || claims.iter().any(same))
     }
 
     /// Binds the row to a record of the list; `false` if another row was quicker.

@@ -680,6 +680,12 @@ impl Transaction {
         if self.imported {
             return Err(Refused::NotPossible("it was not given to us, so it is not ours to send"));
         }
+        let open_until = self.claim.as_ref().and_then(|claim| claim.doubt.as_ref()).map(|doubt| doubt.open_until);
+        if open_until.is_some_and(|open_until| now < open_until) {
+            return Err(Refused::NotPossible(
+                "the relayer may still be working on the first submission; wait a minute and look again",
+            ));
+        }
         let mut next = self.next(now);
         next.claim = None;
         next.binding = None;

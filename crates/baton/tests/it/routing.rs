@@ -80,8 +80,7 @@ async fn a_relayer_that_answers_500_to_everything_is_left_and_its_few_unknowns_f
 
     // Settled by an operator who knows better, while the relayer is still away …
     let id = unknown[0]["transactionId"].as_str().unwrap();
-    let (code, said) = stand.command(["tx", "resolve", id, "--resend"]).await;
-    assert_eq!(code, 0, "{said}");
+    stand.resolve(id, "--resend").await;
     stand.until_status(id, "confirmed").await;
 
     // … and by the relayer's own list once it is back.
@@ -194,8 +193,7 @@ async fn a_silent_relayer_that_shows_nothing_from_before_is_not_believed() {
     assert_eq!(stand.relayers[0].accepted().len(), 0);
     let row = stand.status(&id).await;
     assert_eq!((&row["status"], &row["outcomeUnknown"]), (&serde_json::json!("pending"), &serde_json::json!(true)));
-    let (code, said) = stand.command(["tx", "resolve", &id, "--resend"]).await;
-    assert_eq!(code, 0, "{said}");
+    stand.resolve(&id, "--resend").await;
     stand.until_status(&id, "confirmed").await;
     assert_eq!(stand.relayers[0].accepted().len(), 1);
 }

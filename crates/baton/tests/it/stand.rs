@@ -261,6 +261,15 @@ impl Stand {
         (status.code().unwrap_or(-1), process.output())
     }
 
+    /// Settles a doubt as an operator would, who is told to wait while the submission may still land.
+    pub async fn resolve(&self, id: &str, how: &str) {
+        eventually_ok(SOON, format!("{id} to be resolved"), || async {
+            let (code, said) = self.command(["tx", "resolve", id, how]).await;
+            if code == 0 { Ok(()) } else { Err(said) }
+        })
+        .await;
+    }
+
     /// A metric's value, summed over its labels that contain `label`.
     pub async fn metric(&self, name: &str, label: &str) -> f64 {
         let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();

@@ -1,6 +1,10 @@
 //! The orchestration of the lane, line by line as in `book.rs`, `consumer.rs`, `doubt.rs`, `reconciler.rs`,
 //! `webhook.rs` and `dead_letters.rs`, with the world in place of database, queue and relayers. Every decision is the
 //! product's own pure code. If one of those files changes, change its mirror here.
+//!
+//! Two things here are NOT in the product yet, because without them the simulation finds effects that happen twice:
+//! [`Lane::judge`] (who may take the record of an equal transaction; switched off by the mutations `Takes…`) and the
+//! operator who does not resend before a submission is over (`HastyOperator`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -633,7 +637,9 @@ impl Lane {
         let (cases, too_old): (Vec<_>, Vec<_>) =
             cases.into_iter().partition(|case| now.since(case.claim.at) + CLOCK_SKEW < RETENTION);
         for case in &too_old {
-            self.sim.w().is_stuck(case.index());
+            let mut world = self.sim.w();
+            let changes = world.changes;
+            world.is_stuck(case, changes);
         }
         self.postpone(&too_old).await?;
         if cases.is_empty() {
@@ -661,7 +667,7 @@ impl Lane {
         let changes = self.sim.w().changes;
         let judgement = loop {
             let bound = self.bound_among(&list.search).await?;
-            match self.judge(doubtful, list, &bound).await? {
+            match self.judge(doubtful, list, &bound, memories).await? {
                 Judgement::Bind(record) => {
                     if self.bind_found(doubtful, record).await? {
                         return Ok(());
@@ -680,7 +686,7 @@ impl Lane {
         if let Judgement::Unproven(why) = judgement {
             note!(self.sim.w(), "{}: t{} stays unknown: {why}", self.me, doubtful.index());
             if list.read_at >= doubtful.doubt.open_until {
-                self.sim.w().truth[doubtful.index()].stuck = Some(changes);
+                self.sim.w().is_stuck(doubtful, changes);
             }
             return self.postpone(std::slice::from_ref(doubtful)).await;
         }
@@ -696,37 +702,54 @@ impl Lane {
     }
 
     /// `Search::judge`, and what it does not do yet: a record that an equal transaction may be looking for is taken only
-    /// if there is no other, and if ours can no longer come.
+    /// if it is proven that ours is not there and cannot come any more. Whoever loses its record is sent again, and would
+    /// otherwise be sent again in spite of ours.
     async fn judge<'a>(
         &self,
         doubtful: &Doubtful,
         list: &'a List,
         bound: &HashSet<RelayerTxId>,
+        memories: &mut BTreeMap<RelayerTxId, Memory>,
     ) -> Result<Judgement<'a>, Failure> {
-        let judgement = list.search.judge(doubtful.case(), bound);
+        let case = doubtful.case();
+        let judgement = list.search.judge(case, bound);
         if !matches!(judgement, Judgement::Bind(_)) {
             return Ok(judgement);
         }
         let mutation = self.sim.w().mutation;
         let rivals = self.rivals(doubtful).await?;
-        // Equal calls may be exchanged. One that names no gas limit also matches the records of those that do, but not
-        // the other way round: those are left to them, as long as there is another.
-        let exact = |rival: &Rc<Transaction>| rival.call != doubtful.row.call && rival.call.gas_limit.is_some();
         let without = |wanted: &dyn Fn(&Report) -> bool| {
             let mut not_ours = bound.clone();
             let others = list.search.records.iter().filter(|record| wanted(record));
             not_ours.extend(others.map(|record| record.tx_id.clone()));
-            Some(list.search.judge(doubtful.case(), &not_ours)).filter(|found| matches!(found, Judgement::Bind(_)))
+            list.search.judge(case, &not_ours)
         };
         let ours = without(&|record| rivals.iter().any(|rival| rival.call.matches(record)));
-        if ours.is_none() && mutation != Mutation::TakesWhileOpen && list.read_at < doubtful.doubt.open_until {
+        if let Judgement::Bind(_) = ours {
+            return Ok(ours);
+        }
+        if mutation != Mutation::TakesWhileOpen && list.read_at < doubtful.doubt.open_until {
             return Ok(Judgement::Unproven("the record may be an equal transaction's, and this one's may still come"));
         }
-        if mutation == Mutation::TakesOldest {
-            return Ok(judgement);
+        let proven = match ours {
+            Judgement::AskMemory => {
+                let memory = self.memory(doubtful, memories).await?;
+                self.sim.w().excuse_known_gap(doubtful, memory);
+                case.judge_memory(memory)
+            }
+            other => other,
+        };
+        if let (Judgement::Unproven(_), false) = (proven, mutation == Mutation::TakesUnproven) {
+            return Ok(proven);
         }
-        let not_theirs = || without(&|record| rivals.iter().any(|rival| exact(rival) && rival.call.matches(record)));
-        Ok(ours.or_else(not_theirs).unwrap_or(judgement))
+        // One that names no gas limit also matches the records of those that do, but not the other way round: those are
+        // left to them, as long as there is another.
+        let exact = |rival: &Rc<Transaction>| rival.call != doubtful.row.call && rival.call.gas_limit.is_some();
+        let not_theirs = without(&|record| rivals.iter().any(|rival| exact(rival) && rival.call.matches(record)));
+        match not_theirs {
+            Judgement::Bind(_) if mutation != Mutation::TakesOldest => Ok(not_theirs),
+            _ => Ok(judgement),
+        }
     }
 
     /// The other rows with a claim at that relayer.
@@ -862,8 +885,12 @@ impl Lane {
 }
 
 impl World {
-    fn is_stuck(&mut self, index: usize) {
-        self.truth[index].stuck = Some(self.changes);
+    /// Nothing can be learned about a claim, unless it is somebody else's by now.
+    fn is_stuck(&mut self, doubtful: &Doubtful, changes: u64) {
+        let held = self.rows[doubtful.index()].claim.as_ref().map(|claim| claim.token);
+        if held == Some(doubtful.claim.token) {
+            self.truth[doubtful.index()].stuck = Some(changes);
+        }
     }
 
     pub fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Option<Rc<Transaction>> {
@@ -959,7 +986,8 @@ impl Lane {
             _ => Err(MOVED),
         };
         if let Updated::Moved(_) = self.update(index, None, decide).await? {
-            self.sim.w().is_stuck(index);
+            let mut world = self.sim.w();
+            world.truth[index].stuck = Some(world.changes);
         }
         Ok(())
     }

@@ -70,7 +70,7 @@ pub fn run(setup: &Setup, fixtures: &Rc<Fixtures>) -> Ended {
     let sim = Sim(Rc::new(RefCell::new(world)));
     let mut scheduler = Scheduler { sim, tasks: Vec::new(), posts, choices: Vec::new(), steps: 0 };
     while scheduler.steps < faulty_steps && scheduler.sim.w().violation.is_none() {
-        let faulty = scheduler.sim.w().rng.one_in(14);
+        let faulty = scheduler.sim.w().rng.one_in(16);
         if faulty {
             scheduler.fault();
         }
@@ -291,7 +291,12 @@ impl Scheduler {
     fn fault(&mut self) {
         let (fault, target, relayer) = {
             let mut world = self.sim.w();
-            let kind = world.rng.below(u64::from(Fault::COUNT)) as u32;
+            let mut kind = world.rng.below(u64::from(Fault::COUNT)) as u32;
+            for _ in 0..4 {
+                if world.faults & (1 << kind) == 0 {
+                    kind = world.rng.below(u64::from(Fault::COUNT)) as u32;
+                }
+            }
             if world.faults & (1 << kind) == 0 {
                 return;
             }

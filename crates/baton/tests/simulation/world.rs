@@ -72,7 +72,9 @@ pub enum Mutation {
     ErrorIsRefusal,
     /// Takes the record of an equal transaction although its own may still come.
     TakesWhileOpen,
-    /// Takes the record of an equal transaction although its own is there too.
+    /// Takes the record of an equal transaction although its own may be there and forgotten.
+    TakesUnproven,
+    /// Takes the record of an equal transaction that could use no other.
     TakesOldest,
     /// An operator sends again what may still be under way.
     HastyOperator,
@@ -121,6 +123,8 @@ impl Fault {
 pub struct Setup {
     pub seed: u64,
     pub mutation: Mutation,
+    /// Faults that this world has in any case, as bits.
+    pub forced: u32,
     /// At most so many transactions.
     pub transactions_max: u64,
     /// At most so many steps with faults.
@@ -451,9 +455,7 @@ impl World {
         let mut rng = Rng::new(setup.seed);
         // Each world has some kinds of faults and not others: everything at once hides more than it shows.
         let mut faults = (rng.next() & rng.next()) as u32 | (rng.next() & rng.next() & rng.next()) as u32;
-        if setup.faulty_steps_max == 0 {
-            faults = 0;
-        }
+        faults |= setup.forced;
         let mode = if rng.one_in(8) { Mode::Confirm } else { Mode::FireAndForget };
         let skewed = faults & (1 << Fault::Skew as u32) != 0;
         let relayers = [0, 1].map(|_| Relayer::new(&mut rng, skewed));

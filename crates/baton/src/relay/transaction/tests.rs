@@ -333,6 +333,9 @@ fn an_operator_resolves_only_what_is_in_doubt() {
     let doubtful =
         claimed(Timestamp(0)).doubt(token(10), "500", Unknown::Answered, Timestamp(1), &CLOCKS).unwrap().transaction;
     assert!(doubtful.is_in_doubt());
+    let silent = claimed(Timestamp(0)).doubt(token(10), "cut", Unknown::Silent, Timestamp(1), &CLOCKS).unwrap();
+    assert!(silent.transaction.resolve_resend(Timestamp(34_999), &CLOCKS).is_err(), "it may still land");
+    assert!(silent.transaction.resolve_resend(Timestamp(35_000), &CLOCKS).is_ok());
     assert_eq!(doubtful.resolve_resend(Timestamp(2), &CLOCKS).unwrap().transaction.claim, None);
     assert_eq!(doubtful.resolve_fail(Timestamp(2)).unwrap().transaction.status, Status::Failed);
 }
