@@ -2,9 +2,8 @@
 //! `webhook.rs` and `dead_letters.rs`, with the world in place of database, queue and relayers. Every decision is the
 //! product's own pure code. If one of those files changes, change its mirror here.
 //!
-//! Two things here are NOT in the product yet, because without them the simulation finds effects that happen twice:
-//! [`Lane::judge`] (who may take the record of an equal transaction; switched off by the mutations `Takes…`) and the
-//! operator who does not resend before a submission is over (`HastyOperator`).
+//! One thing here is NOT in the product yet, because without it the simulation finds effects that happen twice:
+//! [`Lane::judge`] (who may take the record of an equal transaction; switched off by the mutations `Takes…`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -1111,9 +1110,8 @@ impl Lane {
                     && (record.is_effect() || owner.is_none())
                     && owner.is_none_or(|(_, owner)| *owner == index)
             });
-            let hasty = world.mutation == Mutation::HastyOperator;
             let open = |request: &Request| is_of(request.content, content) && world.is_open(request);
-            let open = !hasty && world.requests.iter().any(open);
+            let open = world.requests.iter().any(open);
             let alone = world.rows.iter().enumerate().all(|(other, row)| {
                 other == index || !is_of(world.truth[other].content, content) || row.claim.is_none()
             });

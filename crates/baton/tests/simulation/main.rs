@@ -159,7 +159,6 @@ fn every_mutation_is_found() {
         Mutation::TakesWhileOpen,
         Mutation::TakesUnproven,
         Mutation::TakesOldest,
-        Mutation::HastyOperator,
         Mutation::NoToken,
         Mutation::NoClaimSweep,
         Mutation::NoWaitingSweep,

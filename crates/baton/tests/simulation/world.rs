@@ -76,8 +76,6 @@ pub enum Mutation {
     TakesUnproven,
     /// Takes the record of an equal transaction that could use no other.
     TakesOldest,
-    /// An operator sends again what may still be under way.
-    HastyOperator,
     /// Lets whoever lost a claim act on it.
     NoToken,
     /// Never looks at claims.
