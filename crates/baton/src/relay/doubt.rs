@@ -17,7 +17,7 @@ use super::reconciler::ReconcilerSettings;
 use super::relayer::client::{RelayerClient, RelayerError, describe};
 use super::relayer::pool::Pool;
 use super::report::Report;
-use super::search::{Case, Judgement, Memory, Search};
+use super::search::{self, Case, Judgement, Memory, Rivals, Search};
 use super::store::{Saved, StoreError};
 use super::transaction::{Claim, ConsumerId, Doubt, Refused, RelayerTxId, RelayerUrl, Transaction};
 use crate::timestamp::Timestamp;
@@ -43,8 +43,8 @@ impl Doubtful {
     }
 }
 
-/// More claims than this at once, and every doubt is taken to have an equal.
-const CLAIMS_COMPARED_MAX: usize = 1000;
+/// More claims than this at once, and every record is taken to be wanted by another.
+const CLAIMS_COMPARED_MAX: usize = 5000;
 /// Pages of a relayer's list read in one search.
 const PAGES_MAX: usize = 200;
 /// Between two looks at something that may stay as it is for hours.
@@ -113,9 +113,11 @@ impl Doubts {
         match read_list(&client, &cases, &self.settings).await {
             Err(failure) => self.postpone(&cases, &describe(&failure)).await,
             Ok(search) => {
+                // Read after the list: what is claimed later cannot be on it.
+                let claims = self.book.store.claimed(CLAIMS_COMPARED_MAX).await?;
                 let mut memories = HashMap::new();
                 for case in &cases {
-                    self.settle_one(case, &client, &search, &mut memories).await?;
+                    self.settle_one(case, &client, &search, &claims, &mut memories).await?;
                 }
                 Ok(())
             }
@@ -127,26 +129,23 @@ impl Doubts {
         doubtful: &Doubtful,
         client: &RelayerClient,
         search: &Search,
+        claims: &[Transaction],
         memories: &mut HashMap<RelayerTxId, Memory>,
     ) -> Result<(), StoreError> {
-        let case = doubtful.case();
+        let calls = search::rivals(&doubtful.row, claims);
+        let rivals = if claims.len() < CLAIMS_COMPARED_MAX { Rivals::Calls(&calls) } else { Rivals::TooMany };
         let ids: Vec<RelayerTxId> = search.records.iter().map(|record| record.tx_id.clone()).collect();
+        let mut memory = None;
         let judgement = loop {
             let bound = self.book.store.bound_among(&ids).await?.into_iter().collect();
-            match search.judge(case, &bound) {
+            match search.judge(doubtful.case(), &bound, rivals, memory) {
                 // Bound, or another row was quicker: then the judgement is made anew.
                 Judgement::Bind(record) => {
-                    // While its own submission may still land, an equal one's record must be left to that one: taking it
-                    // would have the equal one sent again.
-                    if Timestamp::now() < doubtful.doubt.open_until && self.has_equal(doubtful).await? {
-                        let why = "an equal transaction is under way there too";
-                        return self.postpone(std::slice::from_ref(doubtful), why).await;
-                    }
                     if self.bind(doubtful, record).await? {
                         return Ok(());
                     }
                 }
-                Judgement::AskMemory => break case.judge_memory(self.memory(doubtful, client, memories).await?),
+                Judgement::AskMemory => memory = Some(self.memory(doubtful, client, memories).await?),
                 other => break other,
             }
         };
@@ -164,17 +163,6 @@ impl Doubts {
             self.book.publish_again(&row, Duration::ZERO).await;
         }
         Ok(())
-    }
-
-    /// Whether another row that asks for the same is claimed at the same relayer.
-    async fn has_equal(&self, doubtful: &Doubtful) -> Result<bool, StoreError> {
-        let claims = self.book.store.claimed(CLAIMS_COMPARED_MAX).await?;
-        let same = |other: &Transaction| {
-            let (a, b) = (&other.call, &doubtful.row.call);
-            let there = other.claim.as_ref().is_some_and(|claim| claim.relayer == doubtful.claim.relayer);
-            there && other.id != doubtful.row.id && (a.to, a.value, &a.data) == (b.to, b.value, &b.data)
-        };
-        Ok(claims.len() >= CLAIMS_COMPARED_MAX || claims.iter().any(same))
     }
 
     /// Binds the row to a record of the list; `false` if another row was quicker.
@@ -255,7 +243,8 @@ async fn read_list(
 ) -> Result<Search, RelayerError> {
     let earliest =
         doubts.iter().map(|doubtful| doubtful.claim.at - doubtful.claim.at.slip()).min().unwrap_or(Timestamp(0));
-    let mut search = Search { records: Vec::new(), oldest: None, complete: false, skew: settings.clock_skew };
+    let read_at = Timestamp::now();
+    let mut search = Search { records: Vec::new(), oldest: None, complete: false, skew: settings.clock_skew, read_at };
     // New records push others onto the next page while we read: the same one may come twice, none is missed.
     let mut seen = HashSet::new();
     for page in 1..=PAGES_MAX {

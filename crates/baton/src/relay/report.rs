@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 use serde_json::Value;
 
 use super::call::Call;
@@ -174,7 +174,7 @@ impl Transaction {
         let other_hash = report.hash.is_some() && report.hash != self.hash;
         let news = progress > binding.progress
             || (other_hash && (source == Source::Asked || self.hash.is_none()))
-            || binding.forgotten_since.is_some();
+            || (source == Source::Asked && binding.forgotten_since.is_some());
         if !news {
             return Verdict::Ignore("already known");
         }
@@ -228,10 +228,9 @@ const REROUTE_PAUSE_MAX_S: u32 = 300;
 impl Call {
     /// Whether the relayer's record still is this call; a field that the dialect does not carry proves nothing.
     pub fn is_still(&self, report: &Report) -> bool {
-        let same_to = report.to.as_deref().is_none_or(|to| to.eq_ignore_ascii_case(&self.to.to_string()));
-        let same_value = report.value.is_none_or(|value| value == self.value);
-        let same_data = report.data.as_deref().is_none_or(|data| data_eq(data, &self.data));
-        same_to && same_value && same_data
+        report.value.is_none_or(|value| value == self.value)
+            && report.data.as_deref().is_none_or(|data| data_eq(data, &self.data))
+            && report.to.as_deref().is_none_or(|to| to.parse::<Address>().is_ok_and(|to| to == self.to))
     }
 
     /// Whether a relayer's record can be the submission of this call: everything that was sent is there and equal.
@@ -245,8 +244,8 @@ impl Call {
 }
 
 fn data_eq(a: &str, b: &str) -> bool {
-    let digits = |text: &str| text.strip_prefix("0x").unwrap_or(text).to_ascii_lowercase();
-    digits(a) == digits(b)
+    let digits = |text| str::strip_prefix(text, "0x").unwrap_or(text);
+    digits(a).eq_ignore_ascii_case(digits(b))
 }
 
 impl Report {
@@ -254,6 +253,11 @@ impl Report {
     /// nonces says nothing.
     pub fn never_signed(&self) -> bool {
         self.raw.get("nonce").is_some_and(Value::is_null) && self.hash.is_none()
+    }
+
+    /// Whether it was given up before it was signed: nothing will come of it.
+    pub fn failed_unsigned(&self) -> bool {
+        self.status == ReportedStatus::Failed && self.never_signed()
     }
 
     /// Whether this record is a no-op that stands where some call was: sent to the relayer itself, empty.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::call::Call;
 use super::report::Report;
-use super::transaction::{Claim, Doubt, RelayerTxId};
+use super::transaction::{Claim, Doubt, RelayerTxId, Transaction};
 use crate::timestamp::Timestamp;
 
 /// What was read of a relayer's list.
@@ -22,6 +22,8 @@ pub struct Search {
     pub complete: bool,
     /// How far the relayer's clock may be from ours.
     pub skew: Duration,
+    /// When the list was asked for.
+    pub read_at: Timestamp,
 }
 
 /// A submission in doubt.
@@ -69,41 +71,108 @@ impl Search {
         record.is_no_op() || calls.any(|call| call.is_still(record))
     }
 
-    /// Judges one case; `bound` are the records that belong to some row.
-    pub fn judge<'a>(&'a self, case: Case<'_>, bound: &HashSet<RelayerTxId>) -> Judgement<'a> {
+    /// Judges one case. `bound` are the records that belong to some row, and `rivals` the calls of the other rows that
+    /// were claimed at the same relayer, both read after the list; `memory` is `None` until it has been asked.
+    ///
+    /// A record that an equal transaction may be looking for is taken only if it is proven that ours is not there and
+    /// cannot come any more: whoever finds its record taken is sent again, and would be sent again in spite of ours.
+    /// One that failed before it was signed is left for last in the same way, since what is bound to it is sent again.
+    pub fn judge<'a>(
+        &'a self,
+        case: Case<'_>,
+        bound: &HashSet<RelayerTxId>,
+        rivals: Rivals<'_>,
+        memory: Option<Memory>,
+    ) -> Judgement<'a> {
         let since = case.claim.at - self.skew - case.slip;
         let is_since = |record: &Report| record.created_at.is_none_or(|created| created >= since);
-        let free = |record: &&Report| !bound.contains(&record.tx_id) && is_since(record);
-        let mut records = self.records.iter().filter(free);
-        if let Some(record) = records.clone().find(|record| case.call.matches(record)) {
+        let free: Vec<&Report> =
+            self.records.iter().filter(|record| !bound.contains(&record.tx_id) && is_since(record)).collect();
+        let matching = |record: &&&Report| case.call.matches(record);
+        let contested = |record: &Report| rivals.want(record) || record.failed_unsigned();
+        let ours: Vec<&Report> = free.iter().copied().filter(|record| !contested(record)).collect();
+        if let Some(record) = ours.iter().find(matching) {
             return Judgement::Bind(record);
         }
+        let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free, memory) };
+        if self.read_at < case.doubt.open_until {
+            return Judgement::Unproven("the record may be an equal transaction's, and this one's may still come");
+        }
+        let absence = self.judge_absence(case, since, &ours, memory);
+        if absence != Judgement::Absent {
+            return absence;
+        }
+        // One that names no gas limit also matches the records of those that do, but not the other way round: those
+        // are left to them as long as there is another.
+        let spare = |record: &&&Report| matching(record) && !rivals.need(record, case.call);
+        Judgement::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
+    }
+
+    /// What it means that none of these records is the one.
+    fn judge_absence(
+        &self,
+        case: Case<'_>,
+        since: Timestamp,
+        records: &[&Report],
+        memory: Option<Memory>,
+    ) -> Judgement<'static> {
         if !self.complete {
             return Judgement::Unproven("the relayer's list is too long to search");
         }
-        if records.any(|record| may_stand_for(record, case.call)) {
+        if records.iter().any(|record| may_stand_for(record, case.call)) {
             return Judgement::Unproven("the relayer has a record that may be this one, or a no-op in its place");
         }
         if self.oldest.is_some_and(|oldest| oldest < since) {
             return Judgement::Absent;
         }
-        Judgement::AskMemory
+        match memory {
+            None => Judgement::AskMemory,
+            Some(Memory::Kept) => Judgement::Absent,
+            Some(Memory::Lost) => Judgement::Unproven("the relayer has forgotten transactions that it had before"),
+            Some(Memory::Unasked) => Judgement::Unproven("the relayer could not be asked whether it remembers"),
+            // If it fell silent it may have died with all it knew; if it answered, or only our own consumer died,
+            // there is no reason to suspect it.
+            Some(Memory::Untestable) if case.doubt.silent => {
+                Judgement::Unproven("the relayer fell silent and shows nothing from before")
+            }
+            Some(Memory::Untestable) => Judgement::Absent,
+        }
     }
 }
 
-impl Case<'_> {
-    /// The end of [`Judgement::AskMemory`].
-    pub fn judge_memory(self, memory: Memory) -> Judgement<'static> {
-        match memory {
-            Memory::Kept => Judgement::Absent,
-            Memory::Lost => Judgement::Unproven("the relayer has forgotten transactions that it had before"),
-            Memory::Unasked => Judgement::Unproven("the relayer could not be asked whether it remembers"),
-            // If it fell silent it may have died with all it knew; if it answered, or only our own consumer died,
-            // there is no reason to suspect it.
-            Memory::Untestable if self.doubt.silent => {
-                Judgement::Unproven("the relayer fell silent and shows nothing from before")
-            }
-            Memory::Untestable => Judgement::Absent,
+/// What other claimed rows ask for that may look for the same records as this one.
+pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transaction>) -> Vec<Call> {
+    let is_rival = |other: &&Transaction| {
+        let (a, b) = (&other.call, &row.call);
+        let there = other.claim.as_ref().map(|claim| &claim.relayer) == row.claim.as_ref().map(|claim| &claim.relayer);
+        there && other.id != row.id && (a.to, a.value, &a.data) == (b.to, b.value, &b.data)
+    };
+    claims.into_iter().filter(is_rival).map(|rival| rival.call.clone()).collect()
+}
+
+/// The other rows claimed at a relayer.
+#[derive(Debug, Clone, Copy)]
+pub enum Rivals<'a> {
+    /// What they ask for.
+    Calls(&'a [Call]),
+    /// More than can be compared: every record may be wanted.
+    TooMany,
+}
+
+impl Rivals<'_> {
+    fn want(self, record: &Report) -> bool {
+        match self {
+            Self::Calls(calls) => calls.iter().any(|call| call.matches(record)),
+            Self::TooMany => true,
+        }
+    }
+
+    /// Whether a rival that is pickier than this call wants the record.
+    fn need(self, record: &Report, call: &Call) -> bool {
+        let picky = |rival: &&Call| rival.gas_limit.is_some() && *rival != call;
+        match self {
+            Self::Calls(calls) => calls.iter().filter(picky).any(|rival| rival.matches(record)),
+            Self::TooMany => false,
         }
     }
 }
@@ -151,21 +220,49 @@ mod tests {
         }
     }
 
-    fn judged(records: Vec<Report>, oldest: Option<i64>, bound: &[&str]) -> String {
-        let search = Search { records, oldest: oldest.map(Timestamp), complete: true, skew: Duration::from_secs(30) };
-        let doubt = Doubt { reason: "t".into(), open_until: Timestamp(0), silent: true, absent_since: None };
-        let claim = Claim {
-            consumer: ConsumerId("c".into()),
-            token: Uuid::nil(),
-            relayer: RelayerUrl("http://r".into()),
-            at: Timestamp(CLAIMED_AT),
-            doubt: Some(doubt.clone()),
-        };
-        let bound = bound.iter().map(|id| RelayerTxId((*id).into())).collect();
-        match search.judge(Case { call: &call(), claim: &claim, doubt: &doubt, slip: Duration::ZERO }, &bound) {
-            Judgement::Bind(record) => format!("bind {}", record.tx_id),
-            other => format!("{other:?}"),
+    /// What is in doubt, the list that was read, and what is asked about them.
+    struct Question {
+        search: Search,
+        doubt: Doubt,
+        call: Call,
+        bound: Vec<&'static str>,
+        rivals: Vec<Call>,
+        memory: Option<Memory>,
+    }
+
+    impl Question {
+        fn about(records: Vec<Report>, oldest: Option<i64>) -> Self {
+            let skew = Duration::from_secs(30);
+            let (oldest, read_at) = (oldest.map(Timestamp), Timestamp(CLAIMED_AT + 100));
+            let search = Search { records, oldest, complete: true, skew, read_at };
+            let doubt = Doubt { reason: "t".into(), open_until: Timestamp(0), silent: true, absent_since: None };
+            Self { search, doubt, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None }
         }
+
+        fn bound(mut self, bound: &[&'static str]) -> Self {
+            self.bound = bound.to_vec();
+            self
+        }
+
+        fn judged(&self) -> String {
+            let claim = Claim {
+                consumer: ConsumerId("c".into()),
+                token: Uuid::nil(),
+                relayer: RelayerUrl("http://r".into()),
+                at: Timestamp(CLAIMED_AT),
+                doubt: Some(self.doubt.clone()),
+            };
+            let bound = self.bound.iter().map(|id| RelayerTxId((*id).into())).collect();
+            let case = Case { call: &self.call, claim: &claim, doubt: &self.doubt, slip: Duration::ZERO };
+            match self.search.judge(case, &bound, Rivals::Calls(&self.rivals), self.memory) {
+                Judgement::Bind(record) => format!("bind {}", record.tx_id),
+                other => format!("{other:?}"),
+            }
+        }
+    }
+
+    fn judged(records: Vec<Report>, oldest: Option<i64>, bound: &[&'static str]) -> String {
+        Question::about(records, oldest).bound(bound).judged()
     }
 
     #[test]
@@ -212,17 +309,55 @@ mod tests {
             (false, Memory::Untestable, true),
             (true, Memory::Untestable, false),
         ] {
-            let doubt = Doubt { reason: "t".into(), open_until: Timestamp(0), silent, absent_since: None };
-            let claim = Claim {
-                consumer: ConsumerId("c".into()),
-                token: Uuid::nil(),
-                relayer: RelayerUrl("http://r".into()),
-                at: Timestamp(0),
-                doubt: None,
-            };
-            let judgement =
-                Case { call: &call(), claim: &claim, doubt: &doubt, slip: Duration::ZERO }.judge_memory(memory);
-            assert_eq!(judgement == Judgement::Absent, absent, "{silent} {memory:?}");
+            let mut question = Question::about(vec![], None);
+            (question.doubt.silent, question.memory) = (silent, Some(memory));
+            assert_eq!(question.judged() == "Absent", absent, "{silent} {memory:?}");
         }
+    }
+    #[test]
+    fn a_record_that_an_equal_one_may_look_for_is_taken_only_when_ours_cannot_come_any_more() {
+        let long_ago = Some(CLAIMED_AT - 60_000);
+        let mut question = Question::about(vec![record("a", CLAIMED_AT), record("b", CLAIMED_AT + 5)], long_ago);
+        question.rivals = vec![call()];
+        assert_eq!(question.judged(), "bind a");
+        question.doubt.open_until = Timestamp(CLAIMED_AT + 101);
+        assert!(question.judged().starts_with("Unproven"), "{}", question.judged());
+        question.rivals.clear();
+        assert_eq!(question.judged(), "bind a");
+    }
+
+    #[test]
+    fn a_record_that_an_equal_one_may_look_for_is_not_taken_from_a_relayer_that_may_have_forgotten_ours() {
+        let mut question = Question::about(vec![record("a", CLAIMED_AT)], None);
+        question.rivals = vec![call()];
+        assert_eq!(question.judged(), "AskMemory");
+        for (memory, judged) in [(Memory::Kept, "bind a"), (Memory::Lost, "Unproven"), (Memory::Unasked, "Unproven")] {
+            question.memory = Some(memory);
+            assert!(question.judged().starts_with(judged), "{memory:?}: {}", question.judged());
+        }
+    }
+
+    #[test]
+    fn whoever_names_no_gas_limit_leaves_the_records_of_those_who_do_for_last() {
+        let mut estimated = record("estimated", CLAIMED_AT + 5);
+        estimated.gas_limit = Some(48_000);
+        let mut question = Question::about(vec![record("named", CLAIMED_AT), estimated], Some(CLAIMED_AT - 60_000));
+        let unnamed = Call { gas_limit: None, ..call() };
+        (question.call, question.rivals) = (unnamed.clone(), vec![call(), unnamed]);
+        assert_eq!(question.judged(), "bind estimated");
+        question.bound = vec!["estimated"];
+        assert_eq!(question.judged(), "bind named");
+    }
+
+    #[test]
+    fn a_record_that_failed_unsigned_is_left_for_last() {
+        let mut unsigned = record("unsigned", CLAIMED_AT);
+        (unsigned.status, unsigned.raw) = (ReportedStatus::Failed, json!({ "nonce": null }));
+        let long_ago = Some(CLAIMED_AT - 60_000);
+        assert_eq!(judged(vec![unsigned.clone(), record("b", CLAIMED_AT + 5)], long_ago, &[]), "bind b");
+        let mut question = Question::about(vec![unsigned], long_ago);
+        assert_eq!(question.judged(), "bind unsigned");
+        question.doubt.open_until = Timestamp(CLAIMED_AT + 101);
+        assert!(question.judged().starts_with("Unproven"));
     }
 }

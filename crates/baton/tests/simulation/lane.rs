@@ -1,9 +1,6 @@
 //! The orchestration of the lane, line by line as in `book.rs`, `consumer.rs`, `doubt.rs`, `reconciler.rs`,
 //! `webhook.rs` and `dead_letters.rs`, with the world in place of database, queue and relayers. Every decision is the
 //! product's own pure code. If one of those files changes, change its mirror here.
-//!
-//! One thing here is NOT in the product yet, because without it the simulation finds effects that happen twice:
-//! [`Lane::judge`] (who may take the record of an equal transaction; switched off by the mutations `Takes…`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -13,9 +10,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use baton::relay::call::Call;
 use baton::relay::relayer::client::{Answer, NotTaken};
 use baton::relay::report::{Mode, Report, Source, Verdict};
-use baton::relay::search::{Case, Judgement, Memory, Search};
+use baton::relay::search::{self, Case, Judgement, Memory, Rivals, Search};
 use baton::relay::store::Due;
 use baton::relay::transaction::{
     Claim, ConsumerId, Doubt, Moved, NextStep, Refused, RelayerTxId, RelayerUrl, Status, Transaction, Unknown,
@@ -573,12 +571,6 @@ struct Doubtful {
     doubt: Doubt,
 }
 
-/// A relayer's list, and when it was asked for.
-struct List {
-    search: Search,
-    read_at: Timestamp,
-}
-
 impl Doubtful {
     fn case(&self) -> Case<'_> {
         Case { call: &self.row.call, claim: &self.claim, doubt: &self.doubt, slip: std::time::Duration::ZERO }
@@ -646,10 +638,11 @@ impl Lane {
         }
         match self.read_list(&relayer, &cases).await {
             Err(Silence) => self.postpone(&cases).await,
-            Ok(list) => {
+            Ok(search) => {
+                let claims = self.claimed().await?;
                 let mut memories = BTreeMap::new();
                 for case in &cases {
-                    self.settle_one(case, &list, &mut memories).await?;
+                    self.settle_one(case, &search, &claims, &mut memories).await?;
                 }
                 Ok(())
             }
@@ -659,32 +652,33 @@ impl Lane {
     async fn settle_one(
         &self,
         doubtful: &Doubtful,
-        list: &List,
+        search: &Search,
+        claims: &[Rc<Transaction>],
         memories: &mut BTreeMap<RelayerTxId, Memory>,
     ) -> Result<(), Failure> {
-        let case = doubtful.case();
+        let rivals = search::rivals(&doubtful.row, claims.iter().map(Rc::as_ref));
+        let mut memory = None;
         let changes = self.sim.w().changes;
         let judgement = loop {
-            let bound = self.bound_among(&list.search).await?;
-            match self.judge(doubtful, list, &bound, memories).await? {
+            let bound = self.bound_among(search).await?;
+            match self.judge(doubtful, search, &bound, &rivals, memory) {
                 Judgement::Bind(record) => {
                     if self.bind_found(doubtful, record).await? {
                         return Ok(());
                     }
                 }
                 Judgement::AskMemory => {
-                    let memory = self.memory(doubtful, memories).await?;
-                    self.sim.w().excuse_known_gap(doubtful, memory);
-                    let judged = case.judge_memory(memory);
+                    let found = self.memory(doubtful, memories).await?;
+                    self.sim.w().excuse_known_gap(doubtful, found);
                     let blind = self.sim.w().mutation == Mutation::NoMemoryProof;
-                    break if blind { Judgement::Absent } else { judged };
+                    memory = Some(if blind { Memory::Kept } else { found });
                 }
                 other => break other,
             }
         };
         if let Judgement::Unproven(why) = judgement {
             note!(self.sim.w(), "{}: t{} stays unknown: {why}", self.me, doubtful.index());
-            if list.read_at >= doubtful.doubt.open_until {
+            if search.read_at >= doubtful.doubt.open_until {
                 self.sim.w().is_stuck(doubtful, changes);
             }
             return self.postpone(std::slice::from_ref(doubtful)).await;
@@ -700,69 +694,36 @@ impl Lane {
         Ok(())
     }
 
-    /// `Search::judge`, and what it does not do yet: a record that an equal transaction may be looking for is taken only
-    /// if it is proven that ours is not there and cannot come any more. Whoever loses its record is sent again, and would
-    /// otherwise be sent again in spite of ours.
-    async fn judge<'a>(
+    /// `Search::judge`, or what is left of it under a mutation.
+    fn judge<'a>(
         &self,
         doubtful: &Doubtful,
-        list: &'a List,
+        search: &'a Search,
         bound: &HashSet<RelayerTxId>,
-        memories: &mut BTreeMap<RelayerTxId, Memory>,
-    ) -> Result<Judgement<'a>, Failure> {
+        rivals: &[Call],
+        memory: Option<Memory>,
+    ) -> Judgement<'a> {
         let case = doubtful.case();
-        let judgement = list.search.judge(case, bound);
-        if !matches!(judgement, Judgement::Bind(_)) {
-            return Ok(judgement);
-        }
-        let mutation = self.sim.w().mutation;
-        let rivals = self.rivals(doubtful).await?;
-        let without = |wanted: &dyn Fn(&Report) -> bool| {
-            let mut not_ours = bound.clone();
-            let others = list.search.records.iter().filter(|record| wanted(record));
-            not_ours.extend(others.map(|record| record.tx_id.clone()));
-            list.search.judge(case, &not_ours)
-        };
-        let ours = without(&|record| rivals.iter().any(|rival| rival.call.matches(record)));
-        if let Judgement::Bind(_) = ours {
-            return Ok(ours);
-        }
-        if mutation != Mutation::TakesWhileOpen && list.read_at < doubtful.doubt.open_until {
-            return Ok(Judgement::Unproven("the record may be an equal transaction's, and this one's may still come"));
-        }
-        let proven = match ours {
-            Judgement::AskMemory => {
-                let memory = self.memory(doubtful, memories).await?;
-                self.sim.w().excuse_known_gap(doubtful, memory);
-                case.judge_memory(memory)
-            }
-            other => other,
-        };
-        if let (Judgement::Unproven(_), false) = (proven, mutation == Mutation::TakesUnproven) {
-            return Ok(proven);
-        }
-        // One that names no gas limit also matches the records of those that do, but not the other way round: those are
-        // left to them, as long as there is another.
-        let exact = |rival: &Rc<Transaction>| rival.call != doubtful.row.call && rival.call.gas_limit.is_some();
-        let not_theirs = without(&|record| rivals.iter().any(|rival| exact(rival) && rival.call.matches(record)));
-        match not_theirs {
-            Judgement::Bind(_) if mutation != Mutation::TakesOldest => Ok(not_theirs),
-            _ => Ok(judgement),
+        let judged = |rivals| search.judge(case, bound, Rivals::Calls(rivals), memory);
+        let judgement = judged(rivals);
+        let alone = || judged(&[]);
+        let is_open = search.read_at < doubtful.doubt.open_until;
+        match (self.sim.w().mutation, judgement) {
+            (Mutation::TakesWhileOpen, Judgement::Unproven(_)) if is_open => alone(),
+            (Mutation::TakesUnproven, Judgement::Unproven(_)) if !is_open => alone(),
+            (Mutation::TakesOldest, Judgement::Bind(_)) if !is_open => alone(),
+            _ => judgement,
         }
     }
 
-    /// The other rows with a claim at that relayer.
-    async fn rivals(&self, doubtful: &Doubtful) -> Result<Vec<Rc<Transaction>>, Failure> {
+    /// The rows with a claim.
+    async fn claimed(&self) -> Result<Vec<Rc<Transaction>>, Failure> {
         self.sim.turn().await;
         let mut world = self.sim.w();
         if world.fate() != Fate::Done {
             return Err(Failure::Away);
         }
-        let rival = |row: &&Rc<Transaction>| {
-            let claimed = row.claim.as_ref().is_some_and(|claim| claim.relayer == doubtful.claim.relayer);
-            claimed && row.id != doubtful.row.id
-        };
-        Ok(world.rows.iter().filter(rival).cloned().collect())
+        Ok(world.rows.iter().filter(|row| row.claim.is_some()).cloned().collect())
     }
 
     /// `Transaction::absent`, or what is left of it under a mutation.
@@ -856,9 +817,9 @@ impl Lane {
         Ok(())
     }
 
-    async fn read_list(&self, relayer: &RelayerUrl, doubts: &[Doubtful]) -> Result<List, Silence> {
+    async fn read_list(&self, relayer: &RelayerUrl, doubts: &[Doubtful]) -> Result<Search, Silence> {
         let read_at = self.now();
-        let mut search = Search { records: Vec::new(), oldest: None, complete: true, skew: CLOCK_SKEW };
+        let mut search = Search { records: Vec::new(), oldest: None, complete: true, skew: CLOCK_SKEW, read_at };
         self.sim.turn().await;
         let clock = {
             let world = self.sim.w();
@@ -879,7 +840,7 @@ impl Lane {
             let now = self.now();
             search.skew = search.skew.max(CLOCK_SKEW + clock.since(now).max(now.since(clock)));
         }
-        Ok(List { search, read_at })
+        Ok(search)
     }
 }
 
