@@ -18,7 +18,7 @@ CREATE TABLE transactions (
     claim_at            INTEGER,
     claim_doubt         TEXT,
     claim_open_until    INTEGER,
-    claim_silent        INTEGER,
+    claim_unknown       TEXT,
     claim_absent_since  INTEGER,
     relayer_url         TEXT,
     relayer_tx_id       TEXT,

@@ -19,7 +19,7 @@ use super::relayer::pool::Pool;
 use super::report::Report;
 use super::search::{self, Case, Judgement, Memory, Rivals, Search};
 use super::store::{Saved, StoreError};
-use super::transaction::{Claim, ConsumerId, Doubt, Refused, RelayerTxId, RelayerUrl, Transaction};
+use super::transaction::{Claim, Clocks, ConsumerId, Doubt, Refused, RelayerTxId, RelayerUrl, Transaction};
 use crate::timestamp::Timestamp;
 
 /// Settles doubts.
@@ -38,8 +38,10 @@ struct Doubtful {
 }
 
 impl Doubtful {
-    fn case(&self) -> Case<'_> {
-        Case { call: &self.row.call, claim: &self.claim, doubt: &self.doubt, slip: self.claim.at.slip() }
+    fn case(&self, search: &Search, clocks: &Clocks) -> Case<'_> {
+        let Self { row, claim, doubt } = self;
+        let over = doubt.is_over(search.read_at, clocks);
+        Case { call: &row.call, claim, doubt, slip: claim.at.slip(), over }
     }
 }
 
@@ -135,10 +137,11 @@ impl Doubts {
         let calls = search::rivals(&doubtful.row, claims);
         let rivals = if claims.len() < CLAIMS_COMPARED_MAX { Rivals::Calls(&calls) } else { Rivals::TooMany };
         let ids: Vec<RelayerTxId> = search.records.iter().map(|record| record.tx_id.clone()).collect();
+        let case = doubtful.case(search, &self.book.clocks);
         let mut memory = None;
         let judgement = loop {
             let bound = self.book.store.bound_among(&ids).await?.into_iter().collect();
-            match search.judge(doubtful.case(), &bound, rivals, memory) {
+            match search.judge(case, &bound, rivals, memory) {
                 // Bound, or another row was quicker: then the judgement is made anew.
                 Judgement::Bind(record) => {
                     if self.bind(doubtful, record).await? {
@@ -154,7 +157,8 @@ impl Doubts {
             return self.postpone(std::slice::from_ref(doubtful), why).await;
         }
         let (now, token) = (Timestamp::now(), doubtful.claim.token);
-        let absent = self.book.update(doubtful.row.id, |row| row.absent(token, now, &self.book.clocks)).await?;
+        let absent =
+            self.book.update(doubtful.row.id, |row| row.absent(token, search.read_at, now, &self.book.clocks)).await?;
         if let Updated::Moved(row) = absent
             && row.claim.is_none()
         {

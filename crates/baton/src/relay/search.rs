@@ -37,6 +37,8 @@ pub struct Case<'a> {
     pub doubt: &'a Doubt,
     /// How much further off from the relayer's clock the claim's time may be than a time of now.
     pub slip: Duration,
+    /// Whether it has not been on the list for so long that nothing can come of it, if it is not on this one either.
+    pub over: bool,
 }
 
 /// What follows from a list.
@@ -44,7 +46,7 @@ pub struct Case<'a> {
 pub enum Judgement<'a> {
     /// This record is it.
     Bind(&'a Report),
-    /// It is not there, and would be.
+    /// It is not there, and would be if it has been stored.
     Absent,
     /// It is not there, which proves nothing unless the relayer still knows what it had before.
     AskMemory,
@@ -95,11 +97,8 @@ impl Search {
             return Judgement::Bind(record);
         }
         let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free, memory) };
-        if self.read_at < case.doubt.open_until {
-            return Judgement::Unproven("the record may be an equal transaction's, and this one's may still come");
-        }
         let absence = self.judge_absence(case, since, &ours, memory);
-        if absence != Judgement::Absent {
+        if absence != Judgement::Absent || !case.over {
             return absence;
         }
         // One that names no gas limit also matches the records of those that do, but not the other way round: those
@@ -132,7 +131,7 @@ impl Search {
             Some(Memory::Unasked) => Judgement::Unproven("the relayer could not be asked whether it remembers"),
             // If it fell silent it may have died with all it knew; if it answered, or only our own consumer died,
             // there is no reason to suspect it.
-            Some(Memory::Untestable) if case.doubt.silent => {
+            Some(Memory::Untestable) if case.doubt.kind.is_silence() => {
                 Judgement::Unproven("the relayer fell silent and shows nothing from before")
             }
             Some(Memory::Untestable) => Judgement::Absent,
@@ -192,7 +191,7 @@ mod tests {
 
     use super::super::call::DirectRequest;
     use super::super::report::ReportedStatus;
-    use super::super::transaction::{ConsumerId, Progress, RelayerUrl};
+    use super::super::transaction::{ConsumerId, Progress, RelayerUrl, Unknown};
     use super::*;
 
     const TO: &str = "0x5fbdb2315678afecb367f032d93f642f64180aa3";
@@ -228,6 +227,7 @@ mod tests {
         bound: Vec<&'static str>,
         rivals: Vec<Call>,
         memory: Option<Memory>,
+        over: bool,
     }
 
     impl Question {
@@ -235,8 +235,9 @@ mod tests {
             let skew = Duration::from_secs(30);
             let (oldest, read_at) = (oldest.map(Timestamp), Timestamp(CLAIMED_AT + 100));
             let search = Search { records, oldest, complete: true, skew, read_at };
-            let doubt = Doubt { reason: "t".into(), open_until: Timestamp(0), silent: true, absent_since: None };
-            Self { search, doubt, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None }
+            let doubt =
+                Doubt { reason: "t".into(), open_until: Timestamp(0), kind: Unknown::Silent, absent_since: None };
+            Self { search, doubt, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None, over: true }
         }
 
         fn bound(mut self, bound: &[&'static str]) -> Self {
@@ -253,7 +254,8 @@ mod tests {
                 doubt: Some(self.doubt.clone()),
             };
             let bound = self.bound.iter().map(|id| RelayerTxId((*id).into())).collect();
-            let case = Case { call: &self.call, claim: &claim, doubt: &self.doubt, slip: Duration::ZERO };
+            let case =
+                Case { call: &self.call, claim: &claim, doubt: &self.doubt, slip: Duration::ZERO, over: self.over };
             match self.search.judge(case, &bound, Rivals::Calls(&self.rivals), self.memory) {
                 Judgement::Bind(record) => format!("bind {}", record.tx_id),
                 other => format!("{other:?}"),
@@ -310,7 +312,8 @@ mod tests {
             (true, Memory::Untestable, false),
         ] {
             let mut question = Question::about(vec![], None);
-            (question.doubt.silent, question.memory) = (silent, Some(memory));
+            question.doubt.kind = if silent { Unknown::Silent } else { Unknown::Orphaned };
+            question.memory = Some(memory);
             assert_eq!(question.judged() == "Absent", absent, "{silent} {memory:?}");
         }
     }
@@ -320,8 +323,8 @@ mod tests {
         let mut question = Question::about(vec![record("a", CLAIMED_AT), record("b", CLAIMED_AT + 5)], long_ago);
         question.rivals = vec![call()];
         assert_eq!(question.judged(), "bind a");
-        question.doubt.open_until = Timestamp(CLAIMED_AT + 101);
-        assert!(question.judged().starts_with("Unproven"), "{}", question.judged());
+        question.over = false;
+        assert_eq!(question.judged(), "Absent", "so far");
         question.rivals.clear();
         assert_eq!(question.judged(), "bind a");
     }
@@ -357,7 +360,7 @@ mod tests {
         assert_eq!(judged(vec![unsigned.clone(), record("b", CLAIMED_AT + 5)], long_ago, &[]), "bind b");
         let mut question = Question::about(vec![unsigned], long_ago);
         assert_eq!(question.judged(), "bind unsigned");
-        question.doubt.open_until = Timestamp(CLAIMED_AT + 101);
-        assert!(question.judged().starts_with("Unproven"));
+        question.over = false;
+        assert_eq!(question.judged(), "Absent", "so far");
     }
 }

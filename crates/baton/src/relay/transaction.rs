@@ -187,12 +187,31 @@ impl Claim {
 pub struct Doubt {
     /// What made it unknown.
     pub reason: String,
-    /// Until then the relayer may still be working on a request that we no longer hear of; absence proves nothing.
+    /// Until then the relayer may still be working on a request that we no longer hear of; absence proves nothing. A
+    /// relayer that did not read the request at once may work on it for longer: see [`Transaction::absent`].
     pub open_until: Timestamp,
-    /// Whether the relayer fell silent, so that it may have lost its memory with the answer.
-    pub silent: bool,
+    /// What kind of not knowing it is.
+    pub kind: Unknown,
     /// The first time the relayer's own list did not show it.
     pub absent_since: Option<Timestamp>,
+}
+
+impl Doubt {
+    /// Whether nothing can come of the submission any more, if a list asked for at `asked_at` does not show it either.
+    pub fn is_over(&self, asked_at: Timestamp, clocks: &Clocks) -> bool {
+        let confirmed = self.absent_since.is_some_and(|since| asked_at.since(since) >= self.confirm(clocks));
+        confirmed && asked_at >= self.open_until
+    }
+
+    /// How long after the first look in vain the second one counts.
+    fn confirm(&self, clocks: &Clocks) -> Duration {
+        match self.kind {
+            Unknown::Answered => clocks.absence_confirm,
+            Unknown::Silent | Unknown::Exchanged | Unknown::Orphaned => {
+                clocks.absence_confirm.max(clocks.relayer_timeout)
+            }
+        }
+    }
 }
 
 /// Which relayer has it, under which id.
@@ -327,6 +346,16 @@ pub enum Unknown {
     /// It answered well, but an equal transaction in doubt was bound to the record meanwhile. What that one sent may
     /// still be on its way, and is ours now.
     Exchanged,
+    /// Whoever sent it, or was about to, is gone.
+    Orphaned,
+}
+names!(Unknown { Answered = "answered", Silent = "silent", Exchanged = "exchanged", Orphaned = "orphaned" });
+
+impl Unknown {
+    /// Whether the relayer fell silent, so that it may have lost its memory with the answer.
+    pub fn is_silence(self) -> bool {
+        matches!(self, Self::Silent | Self::Exchanged)
+    }
 }
 
 /// A saved move.
@@ -510,13 +539,12 @@ impl Transaction {
         let relayer = claim.relayer.clone();
         let open_until = match kind {
             Unknown::Answered => now,
-            Unknown::Silent => claim.open_until(clocks),
+            Unknown::Silent | Unknown::Orphaned => claim.open_until(clocks),
             Unknown::Exchanged => now + clocks.longest_submission(),
         };
-        let silent = kind != Unknown::Answered;
         let mut next = self.next(now);
         if let Some(claim) = &mut next.claim {
-            claim.doubt = Some(Doubt { reason: reason.to_owned(), open_until, silent, absent_since: None });
+            claim.doubt = Some(Doubt { reason: reason.to_owned(), open_until, kind, absent_since: None });
         }
         next.check_at = Some(now + clocks.doubt_check);
         Ok(moved(next, "outcome-unknown", format!("at {relayer}: {reason}")))
@@ -539,7 +567,7 @@ impl Transaction {
         let doubt = claim.doubt.clone().unwrap_or_else(|| Doubt {
             reason: format!("its consumer {} stopped before the answer was stored", claim.consumer),
             open_until: claim.open_until(clocks),
-            silent: false,
+            kind: Unknown::Orphaned,
             absent_since: None,
         });
         let newly = claim.doubt.is_none();
@@ -555,32 +583,36 @@ impl Transaction {
         Ok(Moved { transaction: next, steps })
     }
 
-    /// Records that the claimed relayer's list does not show it. The first sighting starts a clock; once it has
+    /// Records that the claimed relayer's list, asked for at `asked_at`, does not show it. The first sighting starts a clock; once it has
     /// been absent for long enough the claim ends, and the transaction may be sent again.
-    pub fn absent(&self, token: Uuid, now: Timestamp, clocks: &Clocks) -> Result<Moved, Refused> {
+    ///
+    /// A relayer that was stopped may read a request long after it was sent, at the same time as our first question.
+    /// Having answered that, it gets as long as it may work on a request before the answer to the second counts.
+    pub fn absent(&self, token: Uuid, asked_at: Timestamp, now: Timestamp, clocks: &Clocks) -> Result<Moved, Refused> {
         let claim = self.claimed_with(token)?;
         let doubt = claim.doubt.as_ref().ok_or(Refused::NotPossible("the claim is not in doubt"))?;
         let relayer = claim.relayer.clone();
         let mut next = self.next(now);
-        if now < doubt.open_until {
+        if asked_at < doubt.open_until {
             next.check_at = Some(doubt.open_until);
             return Ok(Moved { transaction: next, steps: Vec::new() });
         }
+        let confirm = doubt.confirm(clocks);
         match doubt.absent_since {
-            Some(since) if now.since(since) >= clocks.absence_confirm => {
+            Some(_) if doubt.is_over(asked_at, clocks) => {
                 next.claim = None;
                 next.check_at = Some(now + clocks.message_check());
                 Ok(moved(next, "absent", format!("{relayer} certainly does not have it; it will be sent again")))
             }
-            Some(_) => {
-                next.check_at = Some(now + clocks.absence_confirm);
+            Some(since) => {
+                next.check_at = Some(since + confirm);
                 Ok(Moved { transaction: next, steps: Vec::new() })
             }
             None => {
                 if let Some(doubt) = next.claim.as_mut().and_then(|claim| claim.doubt.as_mut()) {
                     doubt.absent_since = Some(now);
                 }
-                next.check_at = Some(now + clocks.absence_confirm);
+                next.check_at = Some(now + confirm);
                 Ok(moved(next, "not-listed", format!("{relayer} does not list it; asking once more to be certain")))
             }
         }

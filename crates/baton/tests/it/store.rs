@@ -65,7 +65,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state() {
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.clocks).unwrap()];
     moves.push(moves[0].transaction.doubt(token, "500", Unknown::Answered, now, &fixture.clocks).unwrap());
-    moves.push(moves[1].transaction.absent(token, now, &fixture.clocks).unwrap());
+    moves.push(moves[1].transaction.absent(token, now, now, &fixture.clocks).unwrap());
     moves.push(
         moves[2].transaction.bind(token, &RelayerTxId("oz".into()), Some("0xf"), "t", now, &fixture.clocks).unwrap(),
     );

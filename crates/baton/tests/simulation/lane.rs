@@ -59,6 +59,7 @@ const FOLLOW_FOR: i64 = 600_000;
 const PERSIST_FOR: i64 = 60_000;
 const ATTEMPTS_MAX: u32 = 3;
 const AUTO_REPLAY_DELAY: i64 = 60_000;
+const QUESTION_TIMEOUT: i64 = 5000;
 const SLOW_CHECK: Duration = Duration::from_secs(30);
 const MOVED: Refused = Refused::NotPossible("it has moved meanwhile");
 
@@ -539,6 +540,7 @@ impl Lane {
     /// `RelayerClient::transaction`: what it knew at some moment.
     async fn transaction(&self, relayer: &RelayerUrl, tx_id: &RelayerTxId) -> Result<Option<Rc<Report>>, Silence> {
         self.sim.turn().await;
+        self.reach(relayer).await?;
         let known = {
             let world = self.sim.w();
             let relayer = &world.relayers[relayer_index(relayer)];
@@ -546,6 +548,18 @@ impl Lane {
         };
         self.travel_back().await;
         known
+    }
+
+    /// A relayer that stands still answers when it goes on, if anybody still listens.
+    async fn reach(&self, relayer: &RelayerUrl) -> Result<(), Silence> {
+        let (now, goes_on_at) = {
+            let world = self.sim.w();
+            (world.now, world.relayers[relayer_index(relayer)].stalled_until)
+        };
+        if goes_on_at > now {
+            self.sim.sleep_until(goes_on_at.min(now + QUESTION_TIMEOUT)).await;
+        }
+        if goes_on_at > now + QUESTION_TIMEOUT { Err(Silence) } else { Ok(()) }
     }
 
     /// An answer takes its time too, sometimes: what it says may be old by then.
@@ -572,8 +586,10 @@ struct Doubtful {
 }
 
 impl Doubtful {
-    fn case(&self) -> Case<'_> {
-        Case { call: &self.row.call, claim: &self.claim, doubt: &self.doubt, slip: std::time::Duration::ZERO }
+    fn case(&self, search: &Search) -> Case<'_> {
+        let Self { row, claim, doubt } = self;
+        let over = doubt.is_over(search.read_at, &CLOCKS);
+        Case { call: &row.call, claim, doubt, slip: Duration::ZERO, over }
     }
 
     fn index(&self) -> usize {
@@ -684,7 +700,7 @@ impl Lane {
             return self.postpone(std::slice::from_ref(doubtful)).await;
         }
         let (now, token) = (self.now(), doubtful.claim.token);
-        let decide = |row: &Transaction| self.absent(row, token, now);
+        let decide = |row: &Transaction| self.absent(row, token, search.read_at, now);
         if let Updated::Moved(row) = self.update(doubtful.index(), Some(token), decide).await?
             && row.claim.is_none()
         {
@@ -703,15 +719,17 @@ impl Lane {
         rivals: &[Call],
         memory: Option<Memory>,
     ) -> Judgement<'a> {
-        let case = doubtful.case();
+        let mut case = doubtful.case(search);
+        let over = case.over;
+        let mutation = self.sim.w().mutation;
+        case.over |= mutation == Mutation::TakesWhileOpen;
         let judged = |rivals| search.judge(case, bound, Rivals::Calls(rivals), memory);
         let judgement = judged(rivals);
-        let alone = || judged(&[]);
-        let is_open = search.read_at < doubtful.doubt.open_until;
-        match (self.sim.w().mutation, judgement) {
-            (Mutation::TakesWhileOpen, Judgement::Unproven(_)) if is_open => alone(),
-            (Mutation::TakesUnproven, Judgement::Unproven(_)) if !is_open => alone(),
-            (Mutation::TakesOldest, Judgement::Bind(_)) if !is_open => alone(),
+        match (mutation, judgement) {
+            (Mutation::TakesUnproven, Judgement::Unproven(_)) if search.read_at >= doubtful.doubt.open_until => {
+                judged(&[])
+            }
+            (Mutation::TakesOldest, Judgement::Bind(_)) if over => judged(&[]),
             _ => judgement,
         }
     }
@@ -727,19 +745,20 @@ impl Lane {
     }
 
     /// `Transaction::absent`, or what is left of it under a mutation.
-    fn absent(&self, row: &Transaction, token: Uuid, now: Timestamp) -> Result<Moved, Refused> {
+    fn absent(&self, row: &Transaction, token: Uuid, asked_at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
         let mutation = self.sim.w().mutation;
-        if !matches!(mutation, Mutation::NoOpenUntil | Mutation::NoSecondLook) {
-            return row.absent(token, now, &CLOCKS);
+        if !matches!(mutation, Mutation::NoOpenUntil | Mutation::NoSecondLook | Mutation::HastySecondLook) {
+            return row.absent(token, asked_at, now, &CLOCKS);
         }
         let mut row = row.clone();
         if let Some(doubt) = row.claim.as_mut().and_then(|claim| claim.doubt.as_mut()) {
             match mutation {
                 Mutation::NoOpenUntil => doubt.open_until = Timestamp(0),
+                Mutation::HastySecondLook => doubt.kind = Unknown::Answered,
                 _ => doubt.absent_since = Some(Timestamp(0)),
             }
         }
-        row.absent(token, now, &CLOCKS)
+        row.absent(token, asked_at, now, &CLOCKS)
     }
 
     async fn bound_among(&self, search: &Search) -> Result<HashSet<RelayerTxId>, Failure> {
@@ -821,6 +840,7 @@ impl Lane {
         let read_at = self.now();
         let mut search = Search { records: Vec::new(), oldest: None, complete: true, skew: CLOCK_SKEW, read_at };
         self.sim.turn().await;
+        self.reach(relayer).await?;
         let clock = {
             let world = self.sim.w();
             let relayer = &world.relayers[relayer_index(relayer)];
@@ -866,7 +886,7 @@ impl World {
         let relayer = &self.relayers[relayer_index(&doubtful.claim.relayer)];
         let forgot = relayer.epoch > 0 && relayer.forgot_at >= doubtful.claim.at.0;
         let excusable = self.mutation != Mutation::NoMemoryProof;
-        if memory == Memory::Untestable && !doubtful.doubt.silent && forgot && excusable {
+        if memory == Memory::Untestable && !doubtful.doubt.kind.is_silence() && forgot && excusable {
             self.counters.known_gap += 1;
             let content = self.truth[doubtful.index()].content;
             self.excused[family(content)] = true;

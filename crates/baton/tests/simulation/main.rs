@@ -35,6 +35,7 @@ fn setup(seed: u64, mutation: Mutation) -> Setup {
     let forced: &[Fault] = match mutation {
         Mutation::TakesUnproven => &[Fault::Forget, Fault::BadAnswer, Fault::Late],
         Mutation::TakesOldest => &[Fault::Late, Fault::Crash],
+        Mutation::HastySecondLook => &[Fault::Late, Fault::Stall],
         Mutation::NoSecondLook => &[Fault::Late, Fault::Slow],
         _ => &[],
     };
@@ -156,6 +157,7 @@ fn every_mutation_is_found() {
         Mutation::NoCompareAndSwap,
         Mutation::NoForwardOnly,
         Mutation::ErrorIsRefusal,
+        Mutation::HastySecondLook,
         Mutation::TakesWhileOpen,
         Mutation::TakesUnproven,
         Mutation::TakesOldest,

@@ -20,6 +20,8 @@ pub struct Relayer {
     pub forgot_at: i64,
     pub paused: bool,
     pub down: bool,
+    /// It stands still until then, and reads nothing.
+    pub stalled_until: i64,
     /// How far its clock is from ours.
     pub offset: i64,
     /// Whether its answers carry a date.
@@ -58,7 +60,16 @@ impl Relayer {
             (true, false) => rng.pick(&[-29_000, -10_000, 500, 29_000]),
             (true, true) => rng.pick(&[-120_000, -29_000, 31_000, 120_000]),
         };
-        Self { records: Vec::new(), epoch: 0, forgot_at: 0, paused: false, down: false, offset, dated }
+        Self {
+            records: Vec::new(),
+            epoch: 0,
+            forgot_at: 0,
+            paused: false,
+            down: false,
+            stalled_until: 0,
+            offset,
+            dated,
+        }
     }
 
     pub fn effects(&self, family: usize) -> usize {
@@ -241,6 +252,19 @@ async fn serve(sim: Sim, request: usize, slot: usize) {
     };
     let arrives = sent + sim.w().latency().min(until - sent);
     sim.sleep_until(arrives).await;
+    let until = loop {
+        let goes_on_at = {
+            let mut world = sim.w();
+            let goes_on_at = world.relayers[relayer].stalled_until;
+            if goes_on_at <= world.now {
+                break world.requests[request].until;
+            }
+            // The time that it may take begins when it is read.
+            world.requests[request].until = goes_on_at + CLOCKS.relayer_timeout.as_millis() as i64;
+            goes_on_at
+        };
+        sim.sleep_until(goes_on_at).await;
+    };
     let treatment = sim.w().treatment(relayer);
     note!(sim.w(), "r{relayer}: request {request} is treated as {treatment:?}");
     let died = || sim.w().relayers[relayer].epoch != epoch;

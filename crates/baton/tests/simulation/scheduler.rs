@@ -316,7 +316,14 @@ impl Scheduler {
         const PANIC: u32 = Fault::Panic as u32;
         const OPERATOR: u32 = Fault::Operator as u32;
         const OUTAGE: u32 = Fault::Outage as u32;
+        const STALL: u32 = Fault::Stall as u32;
         match fault {
+            STALL => {
+                let mut world = self.sim.w();
+                let until = world.now + world.rng.pick(&[900, 4000, 12_000, 36_000, 41_000, 70_000]);
+                note!(world, "r{relayer}: stands still until {until}");
+                world.relayers[relayer].stalled_until = until;
+            }
             CRASH => self.crash(target),
             FREEZE => {
                 let mut world = self.sim.w();

@@ -70,6 +70,8 @@ pub enum Mutation {
     NoForwardOnly,
     /// Takes a 5xx for a refusal.
     ErrorIsRefusal,
+    /// Looks a second time before a relayer that stood still is done with what it has just read.
+    HastySecondLook,
     /// Takes the record of an equal transaction although its own may still come.
     TakesWhileOpen,
     /// Takes the record of an equal transaction although its own may be there and forgotten.
@@ -110,10 +112,11 @@ pub enum Fault {
     NoOp,
     Outage,
     Skew,
+    Stall,
 }
 
 impl Fault {
-    pub const COUNT: u32 = Self::Skew as u32 + 1;
+    pub const COUNT: u32 = Self::Stall as u32 + 1;
 }
 
 /// How a world is set up.
@@ -844,7 +847,7 @@ impl World {
         }
         let witness = self.bound_before(&claim.relayer, claim.at).and_then(|witness| witness.binding.clone());
         let believed = |at: Timestamp| now - at.0 < RETENTION.as_millis() as i64 - 30_000;
-        let silent = claim.doubt.as_ref().is_some_and(|doubt| doubt.silent);
+        let silent = claim.doubt.as_ref().is_some_and(|doubt| doubt.kind.is_silence());
         match witness.filter(|binding| believed(binding.at)) {
             None if silent => {
                 self.counters.untestable += 1;

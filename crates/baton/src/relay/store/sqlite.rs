@@ -16,7 +16,7 @@ use super::{
 use crate::relay::call::DirectRequest;
 use crate::relay::transaction::{
     Binding, Claim, ConsumerId, Doubt, FailedBy, Kind, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step,
-    Transaction, TransactionId,
+    Transaction, TransactionId, Unknown,
 };
 use crate::timestamp::Timestamp;
 
@@ -34,13 +34,13 @@ const TIMELINE_ENTRIES_MAX: u32 = 2000;
 const TIMELINE_IGNORED_MAX: u32 = 200;
 
 const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
-     claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_silent, claim_absent_since, \
+     claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
      relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
      attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at";
 
 const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, imported, api_key, created_at, updated_at, \
      confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, \
-     claim_silent, claim_absent_since, relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, \
+     claim_unknown, claim_absent_since, relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, \
      forgotten_since, attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, \
      check_at) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
@@ -49,7 +49,7 @@ const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, reque
 /// What never changes (kind, request, key, created_at) is not written again.
 const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, hash = ?11, sender = ?12, \
      claim_consumer = ?13, claim_token = ?14, claim_relayer = ?15, claim_at = ?16, claim_doubt = ?17, \
-     claim_open_until = ?18, claim_silent = ?19, claim_absent_since = ?20, relayer_url = ?21, \
+     claim_open_until = ?18, claim_unknown = ?19, claim_absent_since = ?20, relayer_url = ?21, \
      relayer_tx_id = ?22, bound_at = ?23, relayer_progress = ?24, relayer_nonce = ?25, \
      forgotten_since = ?26, attempts = ?27, reroutes = ?28, replays = ?29, auto_replayed = ?30, \
      avoid_relayer = ?31, failed_by = ?32, error_message = ?33, result = ?34, check_at = ?35 \
@@ -517,7 +517,7 @@ fn execute_with(mut statement: rusqlite::CachedStatement<'_>, row: &Transaction)
     bind(&claim.map(|claim| claim.at.0))?;
     bind(&doubt.map(|doubt| &doubt.reason))?;
     bind(&doubt.map(|doubt| doubt.open_until.0))?;
-    bind(&doubt.map(|doubt| doubt.silent))?;
+    bind(&doubt.map(|doubt| doubt.kind.name()))?;
     bind(&at(doubt.and_then(|doubt| doubt.absent_since)))?;
     bind(&binding.map(|binding| &binding.relayer.0))?;
     bind(&binding.map(|binding| &binding.tx_id.0))?;
@@ -555,7 +555,7 @@ struct RawRow {
     hash: Option<String>,
     sender: Option<String>,
     claim: (Option<String>, Option<[u8; 16]>, Option<String>, Option<i64>),
-    doubt: (Option<String>, Option<i64>, Option<bool>, Option<i64>),
+    doubt: (Option<String>, Option<i64>, Option<String>, Option<i64>),
     binding: RawBinding,
     attempts: u32,
     reroutes: u32,
@@ -612,10 +612,10 @@ impl RawRow {
                 at: Timestamp(at),
                 doubt: match self.doubt {
                     (None, None, None, None) => None,
-                    (Some(reason), Some(open_until), Some(silent), absent) => Some(Doubt {
+                    (Some(reason), Some(open_until), Some(kind), absent) => Some(Doubt {
                         reason,
                         open_until: Timestamp(open_until),
-                        silent,
+                        kind: Unknown::parse(&kind).ok_or_else(|| corrupt("claim_unknown"))?,
                         absent_since: absent.map(Timestamp),
                     }),
                     _ => return Err(corrupt("claim_doubt")),

@@ -110,7 +110,7 @@ fn moves() -> Vec<Move> {
             Box::new(move |row, now| row.attempt_failed(key, "409", 3, now, &CLOCKS).ok()),
         );
         add(format!("refuse {holder}"), Box::new(move |row, now| row.refuse(key, "400", now, &CLOCKS).ok()));
-        add(format!("absent {holder}"), Box::new(move |row, now| row.absent(key, now, &CLOCKS).ok()));
+        add(format!("absent {holder}"), Box::new(move |row, now| row.absent(key, now, now, &CLOCKS).ok()));
         for gone in [true, false] {
             add(
                 format!("take over {holder} {gone}"),
@@ -275,21 +275,35 @@ fn a_live_claim_cannot_be_taken_over_and_a_late_finish_is_refused() {
 fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
     let row = claimed(Timestamp(0));
     let doubtful = row.doubt(token(10), "timeout", Unknown::Silent, Timestamp(10_000), &CLOCKS).unwrap().transaction;
-    let early = doubtful.absent(token(10), Timestamp(34_999), &CLOCKS).unwrap().transaction;
-    assert_eq!(early.claim.unwrap().doubt.unwrap().absent_since, None);
-    let first = doubtful.absent(token(10), Timestamp(35_000), &CLOCKS).unwrap().transaction;
-    let soon = first.absent(token(10), Timestamp(39_999), &CLOCKS).unwrap().transaction;
-    assert!(soon.claim.is_some());
-    let proven = first.absent(token(10), Timestamp(40_000), &CLOCKS).unwrap().transaction;
+    let look =
+        |row: &Transaction, at| row.absent(token(10), Timestamp(at), Timestamp(at), &CLOCKS).unwrap().transaction;
+    assert_eq!(look(&doubtful, 34_999).claim.unwrap().doubt.unwrap().absent_since, None);
+    let first = look(&doubtful, 35_000);
+    assert!(look(&first, 64_999).claim.is_some(), "a relayer that stood still may only now have read it");
+    let proven = look(&first, 65_000);
     assert_eq!((proven.claim, proven.attempts), (None, 0));
+}
+
+#[test]
+fn what_counts_is_when_the_list_was_asked_for() {
+    let row = claimed(Timestamp(0));
+    let doubtful = row.doubt(token(10), "timeout", Unknown::Silent, Timestamp(10_000), &CLOCKS).unwrap().transaction;
+    let look = |row: &Transaction, asked, now| {
+        row.absent(token(10), Timestamp(asked), Timestamp(now), &CLOCKS).unwrap().transaction
+    };
+    let early = look(&doubtful, 34_999, 99_000);
+    assert_eq!(early.claim.unwrap().doubt.unwrap().absent_since, None);
+    let first = look(&doubtful, 35_000, 36_000);
+    assert!(look(&first, 65_999, 99_000).claim.is_some());
+    assert!(look(&first, 66_000, 99_000).claim.is_none());
 }
 
 #[test]
 fn an_answered_request_has_ended_at_once() {
     let row = claimed(Timestamp(0));
     let doubtful = row.doubt(token(10), "500", Unknown::Answered, Timestamp(100), &CLOCKS).unwrap().transaction;
-    let first = doubtful.absent(token(10), Timestamp(1100), &CLOCKS).unwrap().transaction;
-    let proven = first.absent(token(10), Timestamp(6100), &CLOCKS).unwrap().transaction;
+    let first = doubtful.absent(token(10), Timestamp(1100), Timestamp(1100), &CLOCKS).unwrap().transaction;
+    let proven = first.absent(token(10), Timestamp(6100), Timestamp(6100), &CLOCKS).unwrap().transaction;
     assert_eq!(proven.claim, None);
 }
 
