@@ -747,13 +747,12 @@ impl Lane {
     /// `Transaction::absent`, or what is left of it under a mutation.
     fn absent(&self, row: &Transaction, token: Uuid, asked_at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
         let mutation = self.sim.w().mutation;
-        if !matches!(mutation, Mutation::NoOpenUntil | Mutation::NoSecondLook | Mutation::HastySecondLook) {
+        if !matches!(mutation, Mutation::NoSecondLook | Mutation::HastySecondLook) {
             return row.absent(token, asked_at, now, &CLOCKS);
         }
         let mut row = row.clone();
         if let Some(doubt) = row.claim.as_mut().and_then(|claim| claim.doubt.as_mut()) {
             match mutation {
-                Mutation::NoOpenUntil => doubt.open_until = Timestamp(0),
                 Mutation::HastySecondLook => doubt.kind = Unknown::Answered,
                 _ => doubt.absent_since = Some(Timestamp(0)),
             }

@@ -150,7 +150,6 @@ fn every_mutation_is_found() {
     for mutation in [
         Mutation::NoClaim,
         Mutation::NoFence,
-        Mutation::NoOpenUntil,
         Mutation::NoSecondLook,
         Mutation::NoMemoryProof,
         Mutation::NoUniqueness,

@@ -321,6 +321,7 @@ impl Scheduler {
             STALL => {
                 let mut world = self.sim.w();
                 let until = world.now + world.rng.pick(&[900, 4000, 12_000, 36_000, 41_000, 70_000]);
+                let until = until.max(world.relayers[relayer].stalled_until);
                 note!(world, "r{relayer}: stands still until {until}");
                 world.relayers[relayer].stalled_until = until;
             }

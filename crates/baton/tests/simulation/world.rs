@@ -56,8 +56,6 @@ pub enum Mutation {
     NoClaim,
     /// Sends however old the claim is.
     NoFence,
-    /// Believes in absence although the request may still be under way.
-    NoOpenUntil,
     /// Believes in absence at first sight.
     NoSecondLook,
     /// Believes a relayer that has lost its memory.
