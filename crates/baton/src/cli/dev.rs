@@ -51,6 +51,9 @@ pub struct RelayerArgs {
     /// The key that webhooks are signed with
     #[arg(long, default_value = "bench-webhooks-need-no-secret-at-all")]
     webhook_key: String,
+    /// Milliseconds between two states of a transaction, with a webhook each
+    #[arg(long, default_value_t = 300)]
+    step_ms: u64,
 }
 
 /// Runs development relayers and nothing else.
@@ -58,7 +61,9 @@ pub async fn run_relayers(args: RelayerArgs) -> anyhow::Result<ExitCode> {
     let shutdown = super::shutdown_on_signal()?;
     let journal = Database::open(&args.data_dir.join("dev-relayers.db"))?;
     let keys = Keys { api: &args.api_key, webhook: &args.webhook_key };
-    let relayers = start_relayers(args.port, &args.webhook_url, &keys, &journal, &shutdown).await?;
+    let relayers =
+        start_relayers(args.port, &args.webhook_url, &keys, Duration::from_millis(args.step_ms), &journal, &shutdown)
+            .await?;
     shutdown.cancelled().await;
     for relayer in relayers {
         relayer.stopped().await;
@@ -77,6 +82,8 @@ const API_KEY: &str = "dev-key";
 const RELAYER_KEY: &str = "development-relayers-need-no-secret";
 const WEBHOOK_KEY: &str = "development-webhooks-need-no-secret";
 const RELAYERS: u16 = 3;
+/// Between two states of a transaction at a development relayer.
+const STEP: Duration = Duration::from_millis(300);
 
 /// Runs it.
 pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
@@ -95,7 +102,7 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let relayers = {
         let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
         let webhook_url = format!("http://{address}/api/v1/webhooks/oz-relayer");
-        start_relayers(args.relayer_port, &webhook_url, &keys, &journal, &relayers_stop).await?
+        start_relayers(args.relayer_port, &webhook_url, &keys, STEP, &journal, &relayers_stop).await?
     };
     let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
@@ -137,6 +144,7 @@ async fn start_relayers(
     first_port: u16,
     webhook_url: &str,
     keys: &Keys<'_>,
+    step: Duration,
     journal: &Database,
     stop: &CancellationToken,
 ) -> anyhow::Result<Vec<DevRelayer>> {
@@ -151,7 +159,7 @@ async fn start_relayers(
             webhook_key: keys.webhook.to_owned(),
             database: journal.clone(),
             seed: 0,
-            step: Duration::from_millis(300),
+            step,
         };
         let started = DevRelayer::start(options, stop.clone()).await;
         let hint = || format!("development relayer {index} cannot use port {port}; choose others with --relayer-port");
