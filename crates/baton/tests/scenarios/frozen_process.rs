@@ -1,6 +1,8 @@
 //! A consumer is frozen in the middle of its work for longer than its claims and leases last, another one takes
 //! everything over, and then the first goes on as if nothing had happened: what it does late is refused.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use harness::relayer::{FaultPlan, Faults, PostFault};
@@ -55,6 +57,83 @@ async fn frozen_process() {
     println!("  {late} late answers were refused");
     let ledger = story.end(&stand, &promises).await;
     assert_eq!(ledger.failed, 0);
+}
+
+/// The moment between storing a claim and sending is the one that matters most: whoever wakes in it holds a claim that
+/// somebody else has settled since, and must not send any more.
+#[tokio::test]
+async fn frozen_before_sending() {
+    const ROUNDS_MAX: usize = 8;
+    const FENCED_MIN: usize = 3;
+    let mut story = Story::begin("frozen_before_sending");
+    let mut stand = mortal(3).env("LOG_LEVEL", "info").start().await;
+    stand.add_consumer().await;
+    stand.warm_up().await;
+    story.watch(&stand);
+    let client = Client::of(&stand);
+    let manners = Manners { clients: 64, pause_max: Duration::ZERO, insistent: false };
+    let (mut promises, mut serial, mut fenced) = (Promises::default(), 0, 0);
+    for _ in 0..ROUNDS_MAX {
+        let burst = client.crowd(manners, serial..serial + 3 * PER_ROUND, story.seed);
+        serial += 3 * PER_ROUND;
+        let (sent, next) = tokio::join!(burst, freeze_in_a_burst(&stand, 0, serial));
+        promises.extend(sent);
+        for told in next {
+            promises.add(serial, told);
+            serial += 1;
+        }
+        assert_eq!(until_final(&stand, LATER).await, None);
+        stand.consumers[0].sigcont().unwrap();
+        stand.consumers[0].wait_ready(&format!("{}/ready", stand.consumer_bases[0]), SOON).await.unwrap();
+        promises.extend(client.crowd(manners, serial..serial + PER_ROUND, story.seed).await);
+        serial += PER_ROUND;
+        assert_eq!(until_final(&stand, LATER).await, None);
+        fenced = stand.consumers[0].output().matches("\"action\":\"not_taken\"").count();
+        if fenced >= FENCED_MIN {
+            break;
+        }
+    }
+    println!("  {fenced} submissions came too late and were not sent");
+    let ledger = story.end(&stand, &promises).await;
+    assert_eq!(ledger.failed, 0);
+    assert!(fenced > 0, "the consumer was never frozen between a claim and its submission");
+}
+
+/// Freezes a consumer right after one of its submissions arrived: others of the same burst are claimed and not sent.
+/// Answers what was told to those who asked whether the database is free.
+async fn freeze_in_a_burst(stand: &Stand, which: usize, mut serial: usize) -> Vec<Told> {
+    let client = Client::of(stand);
+    let arrivals = Arc::new(AtomicUsize::new(0));
+    for relayer in &stand.relayers {
+        let arrivals = Arc::clone(&arrivals);
+        relayer.set_post_rule(move |_| {
+            arrivals.fetch_add(1, Ordering::Relaxed);
+            None
+        });
+    }
+    let arrived = || arrivals.load(Ordering::Relaxed);
+    let mut all = Vec::new();
+    for _ in 0..20 {
+        let before = arrived();
+        // At once: a moment later the burst is over.
+        let arrives = async {
+            while arrived() == before {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(SOON, arrives).await.expect("a submission arrives");
+        stand.consumers[which].sigstop().unwrap();
+        let told =
+            tokio::time::timeout(Duration::from_secs(2), client.send(serial, None)).await.unwrap_or(Told::Nothing);
+        serial += 1;
+        let free = matches!(told, Told::Accepted(_));
+        all.push(told);
+        if free {
+            return all;
+        }
+        stand.consumers[which].sigcont().unwrap();
+    }
+    panic!("the consumer held the database's lock twenty times in a row");
 }
 
 /// Freezes a consumer at a random moment of its work, but not while it holds the lock of the database file: that
