@@ -654,6 +654,7 @@ sentence! {
         };
         let first = queue.dead_letters(None, 10).await.unwrap();
         let again = queue.dead_letters(None, 10).await.unwrap();
+        assert_eq!(first.len(), 3);
         assert_eq!(show(&first), show(&again));
         assert_eq!(queue.depth().await.unwrap().dead, 3);
     }

@@ -1,9 +1,14 @@
 //! The contract between a pipeline and a queue. Each sentence in the documentation of [`Queue`] is a test in
-//! [`crate::testing`]; every backend passes that suite unchanged. Backends: [`memory`] and [`sqlite`].
+//! [`crate::testing`]; every backend passes that suite unchanged. Backends: [`memory`], `sqlite`, `sqs` and `rabbitmq`, each behind the
+//! feature of its name.
 
 pub mod memory;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "sqs")]
+pub mod sqs;
 
 use std::time::Duration;
 

@@ -1,0 +1,672 @@
+//! A queue on RabbitMQ (3.10 and later), over AMQP 0-9-1.
+//!
+//! RabbitMQ delivers and takes acknowledgements; leases, receive counts, delays and dead letters with reasons are ours:
+//!
+//! - a **lease** is a timer in this process. When it ends, the message is published again with one more receive and then
+//!   the old delivery is acknowledged; its receipt is lost from that moment. When the process dies or freezes the broker
+//!   gives the message out again, because the connection ends (heartbeats).
+//! - a **receipt** belongs to one connection. After a reconnect the old ones are lost leases: nothing is ever
+//!   acknowledged on another connection than it came from.
+//! - **moving** a message (retry, bury, replay, an ended lease) is always: publish, wait for the confirm, acknowledge.
+//!   A crash between makes it twice, never none.
+//! - **receives** are counted in a header, plus what the broker counts for processes that died. A classic queue only
+//!   says that there was some earlier delivery. What a process held unread when it stopped counts as received.
+//! - a **delay** is a queue whose messages leave after that time (`delay`).
+//!
+//! What cannot be had from the broker over AMQP: [`Depth::in_flight`] is this process's own, [`Depth::delayed`] covers
+//! the delays that this process has used, and [`Depth::oldest_age`] is estimated from what this process has seen (to
+//! look at a message is to receive it). An `ack` that was answered may be undone by a connection that breaks at the same
+//! moment: the broker does not confirm them.
+//!
+//! `session` keeps a connection, `intake` consumes and acknowledges, `publisher` publishes, `inbox` is what is
+//! held meanwhile, `dead` reads dead letters.
+
+mod acks;
+mod dead;
+mod delay;
+mod envelope;
+mod inbox;
+mod intake;
+mod publisher;
+mod session;
+mod topology;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use lapin::ErrorKind;
+use lapin::options::QueueDeleteOptions;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::{BoxError, Capabilities, Depth, Queue, QueueError, QueueOptions};
+use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
+use dead::Reading;
+use delay::{DELAY_MAX, delay_queue, split};
+use envelope::{ATTRIBUTES_BYTES_MAX, Burial, Envelope, attributes_size};
+use inbox::{Asking, Inbox, Taken, lease_end};
+use publisher::{Publish, PublishError};
+use session::Session;
+
+pub use dead::{DEAD_LETTERS_READ_BYTES_MAX, DEAD_LETTERS_READ_MAX};
+pub use topology::{Delays, QueueType, Topology};
+
+/// A wait, lease or delay longer than this is this long.
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// A receive looks for at least this long: whether anything is due is known after a trip to the broker.
+const LOOK_MIN: Duration = Duration::from_millis(100);
+
+/// How to reach the broker, and what the queue is like.
+#[derive(Clone)]
+pub struct RabbitMqOptions {
+    /// `amqp://user:password@host:port/vhost`, or `amqps://`.
+    pub url: String,
+    /// The names on the broker.
+    pub topology: Topology,
+    /// Leases, retention and limits.
+    pub queue: QueueOptions,
+    /// How long any call may take, waits of a receive apart. 10 s by default.
+    pub timeout: Duration,
+    /// How often the two sides show that they are alive; twice this without a sign ends the connection. 10 s by default.
+    pub heartbeat: Duration,
+    /// How many messages this process may hold unsettled; a receive waits beyond it. 10 000 by default.
+    pub held_max: usize,
+}
+
+impl RabbitMqOptions {
+    /// The usual settings.
+    pub fn new(url: impl Into<String>, topology: Topology, queue: QueueOptions) -> Self {
+        Self {
+            url: url.into(),
+            topology,
+            queue,
+            timeout: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(10),
+            held_max: 10_000,
+        }
+    }
+}
+
+impl fmt::Debug for RabbitMqOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The URL holds a password.
+        let mut show = f.debug_struct("RabbitMqOptions");
+        show.field("topology", &self.topology).field("queue", &self.queue).field("timeout", &self.timeout);
+        show.field("heartbeat", &self.heartbeat).field("held_max", &self.held_max).finish_non_exhaustive()
+    }
+}
+
+/// A queue on RabbitMQ. Cloning it is cheap and gives the same one; the last one dropped ends the connection.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use pipeline::queue::rabbitmq::{RabbitMqOptions, RabbitMqQueue, Topology};
+/// use pipeline::{Outgoing, Queue, QueueOptions};
+///
+/// let topology = Topology::named("greetings");
+/// let options = RabbitMqOptions::new("amqp://guest:guest@127.0.0.1:5672/%2f", topology, QueueOptions::default());
+/// let queue = RabbitMqQueue::connect(options).await?;
+/// queue.send(&[Outgoing::new("hello")]).await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct RabbitMqQueue {
+    shared: Arc<Shared>,
+    _stop: Arc<DropGuard>,
+}
+
+/// Whether there is a connection.
+enum Connected {
+    NotYet,
+    Failed(String),
+    Up(Arc<Session>),
+}
+
+struct Shared {
+    options: RabbitMqOptions,
+    inbox: Mutex<Inbox>,
+    /// Tells receivers to look again.
+    arrived: Notify,
+    /// Tells the intake to look again.
+    changed: Notify,
+    connected: watch::Sender<Connected>,
+    /// The delay queues that this process has used.
+    delay_queues: Mutex<BTreeSet<String>>,
+    /// One reader of dead letters at a time, or each would see a part.
+    reading: tokio::sync::Mutex<()>,
+    /// The clock at the start and the time since: no setting of the clock changes it.
+    started: (SystemTime, Instant),
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl RabbitMqQueue {
+    /// Connects, and makes or checks the queues. Afterwards it reconnects by itself.
+    pub async fn connect(options: RabbitMqOptions) -> Result<Self, QueueError> {
+        let stop = CancellationToken::new();
+        let instance = Uuid::now_v7().as_u64_pair().1;
+        let shared = Arc::new(Shared {
+            inbox: Mutex::new(Inbox::new(instance)),
+            arrived: Notify::new(),
+            changed: Notify::new(),
+            connected: watch::Sender::new(Connected::NotYet),
+            delay_queues: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+            started: (SystemTime::now(), Instant::now()),
+            tasks: TaskTracker::new(),
+            stop: stop.clone(),
+            options,
+        });
+        let this = Self { _stop: Arc::new(stop.drop_guard()), shared };
+        let mut connected = this.shared.connected.subscribe();
+        this.shared.tasks.spawn(session::keep(Arc::clone(&this.shared)));
+        let first = connected.wait_for(|connected| !matches!(connected, Connected::NotYet)).await;
+        match &*first.map_err(|error| QueueError::Unavailable(error.into()))? {
+            Connected::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
+            _ => Ok(this),
+        }
+    }
+
+    /// Ends the connection in order. What is leased or held unread is given out again by the broker.
+    pub async fn close(&self) {
+        self.shared.stop.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+
+    /// Deletes the queues with everything in them, and the delay queues that this process has used.
+    pub async fn delete(&self) -> Result<(), QueueError> {
+        let session = self.shared.session()?;
+        let topology = &self.shared.options.topology;
+        let mut names: Vec<_> = lock(&self.shared.delay_queues).iter().cloned().collect();
+        if let Delays::Fixed { queue, .. } = &topology.delays {
+            names.push(queue.clone());
+        }
+        // The main queue last but one: what still waits in a delay queue would go there, and dead letters come from it.
+        names.extend([topology.queue.clone(), topology.dead_queue.clone()]);
+        for name in names {
+            let deleted = self.shared.in_time(async {
+                let channel = session.channel().await?;
+                channel.queue_delete(name.into(), QueueDeleteOptions::default()).await?;
+                channel.close(200, "done".into()).await
+            });
+            deleted.await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the receipts' deliveries and moves each: what `change` makes of it is published, then it is acknowledged.
+    async fn move_leased<E: Send + 'static>(
+        &self,
+        entries: Vec<(Receipt, E)>,
+        change: fn(&mut Envelope, &E) -> Destination,
+    ) -> Vec<Result<(), QueueError>> {
+        let now = Instant::now();
+        let taken: Vec<_> = {
+            let mut inbox = lock(&self.shared.inbox);
+            entries.into_iter().map(|(receipt, extra)| (inbox.take_lease(&receipt, now), extra)).collect()
+        };
+        let moves = taken.into_iter().map(|(taken, extra)| async move {
+            let taken = taken.ok_or(QueueError::LeaseLost)?;
+            let mut envelope = Envelope::clone(&taken.held.envelope);
+            envelope.receives = taken.held.receives.saturating_add(1);
+            let destination = change(&mut envelope, &extra);
+            let shared = Arc::clone(&self.shared);
+            // A task, because the delivery is out of the inbox: if our caller gives up, this must still come to an end.
+            let moving = self.shared.tasks.spawn(async move { shared.move_taken(taken, &envelope, destination).await });
+            moving.await.unwrap_or_else(|error| Err(QueueError::OutcomeUnknown(error.into())))
+        });
+        futures::future::join_all(moves).await
+    }
+
+    /// Finds dead letters by id and applies `change` to each before it is removed.
+    async fn change_dead(&self, ids: &[MessageId], change: DeadChange) -> Vec<Result<(), QueueError>> {
+        if ids.is_empty() {
+            return Vec::new();
+        }
+        match self.shared.change_dead(ids, change).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                // Some may have been moved: the same error for all, in words that allow for both.
+                let error = Arc::new(error);
+                ids.iter().map(|_| Err(QueueError::OutcomeUnknown(Box::new(Arc::clone(&error))))).collect()
+            }
+        }
+    }
+}
+
+/// Where a message is published.
+#[derive(Clone, Copy)]
+enum Destination {
+    Queue(Duration),
+    DeadLetters,
+}
+
+/// A message that the publisher has.
+struct Publishing {
+    confirmed: oneshot::Receiver<Result<(), PublishError>>,
+    by: Instant,
+    session: Arc<Session>,
+    key: String,
+}
+
+#[derive(Clone, Copy)]
+enum DeadChange {
+    Replay(Duration),
+    Discard,
+}
+
+#[async_trait]
+impl Queue for RabbitMqQueue {
+    fn name(&self) -> &str {
+        self.shared.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            durable: true,
+            // A quorum queue may put what a process gave back unread behind what was sent later.
+            ordered: self.shared.options.topology.queue_type == QueueType::Classic,
+            fenced: true,
+            shared: true,
+            body_bytes_max: self.shared.options.queue.body_bytes_max,
+            delay_max: WAIT_MAX,
+        }
+    }
+
+    async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
+        let deadline = self.shared.deadline();
+        let mut started: Vec<Result<_, QueueError>> = Vec::with_capacity(messages.len());
+        for message in messages {
+            // One after the other, so that they are in the queue in this order; their confirms come as they come.
+            let start = async {
+                let (envelope, delay) = self.shared.envelope(message)?;
+                let publishing = self.shared.start(&envelope, delay, deadline).await?;
+                Ok((envelope.id, publishing))
+            };
+            started.push(start.await);
+        }
+        let confirms = started.into_iter().map(|started| async {
+            let (id, publishing) = started?;
+            self.shared.confirmed(publishing).await.map(|()| id)
+        });
+        futures::future::join_all(confirms).await
+    }
+
+    async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError> {
+        if max == 0 {
+            return Ok(Vec::new());
+        }
+        let shared = &*self.shared;
+        let deadline = Instant::now() + wait.clamp(LOOK_MIN, WAIT_MAX);
+        // While there is no connection the broker has its time to come back, but no more than any call has.
+        let give_up_at = deadline.min(Instant::now() + shared.options.timeout);
+        let mut asking = None;
+        loop {
+            // Listening starts before looking, or what arrives between the two would be missed.
+            let mut arrived = std::pin::pin!(shared.arrived.notified());
+            arrived.as_mut().enable();
+            let now = Instant::now();
+            let connected = {
+                let mut inbox = lock(&shared.inbox);
+                let messages = inbox.take(max, lease_end(now, shared.options.queue.lease));
+                if !messages.is_empty() {
+                    drop(inbox);
+                    shared.changed.notify_one();
+                    return Ok(messages);
+                }
+                inbox.connected()
+            };
+            if !connected && now >= give_up_at {
+                return Err(not_connected());
+            }
+            if now >= deadline {
+                return Ok(Vec::new());
+            }
+            asking.get_or_insert_with(|| Asking::new(shared, max));
+            tokio::select! {
+                () = arrived => {}
+                () = tokio::time::sleep_until(if connected { deadline } else { give_up_at }) => {}
+            }
+        }
+    }
+
+    async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>> {
+        let now = Instant::now();
+        let (answers, sent): (Vec<_>, oneshot::Receiver<()>) = {
+            let mut inbox = lock(&self.shared.inbox);
+            let settle = |receipt| inbox.take_lease(receipt, now).is_some_and(|taken| inbox.settle(&taken));
+            (receipts.iter().map(settle).collect(), inbox.flush())
+        };
+        if !answers.contains(&true) {
+            return answers.iter().map(|_| Err(QueueError::LeaseLost)).collect();
+        }
+        self.shared.changed.notify_one();
+        let sent = tokio::time::timeout(self.shared.options.timeout, sent).await;
+        let answer = |held: bool| match (held, &sent) {
+            (false, _) => Err(QueueError::LeaseLost),
+            (true, Ok(Ok(()))) => Ok(()),
+            (true, _) => Err(QueueError::OutcomeUnknown("the connection was lost".into())),
+        };
+        answers.into_iter().map(answer).collect()
+    }
+
+    async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {
+        self.move_leased(entries.to_vec(), |_, delay| Destination::Queue((*delay).min(WAIT_MAX))).await
+    }
+
+    async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
+        self.move_leased(entries.to_vec(), |envelope, reason| {
+            envelope.burial = Some(Burial { reason: reason.clone(), by_queue: false, at: SystemTime::now() });
+            Destination::DeadLetters
+        })
+        .await
+    }
+
+    async fn extend(&self, receipts: &[Receipt], for_: Duration) -> Vec<Result<(), QueueError>> {
+        let now = Instant::now();
+        let mut inbox = lock(&self.shared.inbox);
+        let extend =
+            |receipt| inbox.extend(receipt, lease_end(now, for_), now).then_some(()).ok_or(QueueError::LeaseLost);
+        let answers = receipts.iter().map(extend).collect();
+        drop(inbox);
+        self.shared.changed.notify_one();
+        answers
+    }
+
+    fn lease(&self) -> Duration {
+        self.shared.options.queue.lease
+    }
+
+    async fn depth(&self) -> Result<Depth, QueueError> {
+        self.shared.depth().await
+    }
+
+    async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
+        self.shared.dead_letters(after, max).await
+    }
+
+    async fn replay(&self, ids: &[MessageId], delay: Duration) -> Vec<Result<(), QueueError>> {
+        self.change_dead(ids, DeadChange::Replay(delay.min(WAIT_MAX))).await
+    }
+
+    async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>> {
+        self.change_dead(ids, DeadChange::Discard).await
+    }
+}
+
+impl Shared {
+    fn name(&self) -> &str {
+        &self.options.topology.queue
+    }
+
+    fn session(&self) -> Result<Arc<Session>, QueueError> {
+        match &*self.connected.borrow() {
+            Connected::Up(session) => Ok(Arc::clone(session)),
+            Connected::NotYet => Err(not_connected()),
+            Connected::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
+        }
+    }
+
+    /// The call's result, if the broker answers in time.
+    async fn in_time<T>(&self, call: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
+        match tokio::time::timeout(self.options.timeout, call).await {
+            Ok(result) => result.map_err(|error| QueueError::Unavailable(error.into())),
+            Err(late) => Err(QueueError::Unavailable(late.into())),
+        }
+    }
+
+    // Publishing.
+
+    /// A new message and its delay.
+    fn envelope(&self, message: &Outgoing) -> Result<(Envelope, Duration), QueueError> {
+        let options = &self.options.queue;
+        let (size, max) = (message.body.len(), options.body_bytes_max);
+        if size > max {
+            return Err(QueueError::TooLarge { size, max });
+        }
+        let (size, max) = (attributes_size(&message.attributes), ATTRIBUTES_BYTES_MAX);
+        if size > max {
+            return Err(QueueError::TooLarge { size, max });
+        }
+        let (now, delay) = (SystemTime::now(), message.delay.min(WAIT_MAX));
+        let envelope = Envelope {
+            id: MessageId(Uuid::now_v7().to_string()),
+            body: Arc::new(message.body.clone()),
+            attributes: message.attributes.clone(),
+            receives: 0,
+            sent_at: now,
+            expires_at: Some(now + delay + options.retention.min(WAIT_MAX)),
+            hops: 0,
+            burial: None,
+            content_type: None,
+        };
+        Ok((envelope, delay))
+    }
+
+    /// Puts a message into the queue, due after `delay`.
+    async fn publish(&self, envelope: &Envelope, delay: Duration) -> Result<(), QueueError> {
+        let publishing = self.start(envelope, delay, self.deadline()).await?;
+        self.confirmed(publishing).await
+    }
+
+    async fn start(&self, envelope: &Envelope, delay: Duration, by: Instant) -> Result<Publishing, QueueError> {
+        let session = self.session()?;
+        let topology = &self.options.topology;
+        if delay.is_zero() {
+            return self.hand_over(session, &topology.exchange, &topology.queue, envelope, by).await;
+        }
+        let (exchange, queue, hops) = match &topology.delays {
+            Delays::Fixed { exchange, queue, ttl } => (exchange.as_str(), queue.clone(), split(delay, *ttl).1),
+            Delays::Queues => {
+                let (queue, hops) = delay_queue(&topology.queue, delay, self.now_ms());
+                self.in_time(session.declare_delay(self, &queue)).await?;
+                ("", queue.name, hops)
+            }
+        };
+        let mut envelope = envelope.clone();
+        envelope.hops = hops;
+        self.hand_over(session, exchange, &queue, &envelope, by).await
+    }
+
+    /// Lets a message wait once more, as long as one wait can be.
+    async fn publish_wait(&self, envelope: &Envelope) -> Result<(), QueueError> {
+        let hops = envelope.hops;
+        let longest = match &self.options.topology.delays {
+            Delays::Fixed { ttl, .. } => *ttl,
+            Delays::Queues => DELAY_MAX,
+        };
+        // Together with the waits that remain, so that they are written on it again.
+        self.publish(envelope, longest.saturating_mul(hops.saturating_add(1))).await
+    }
+
+    async fn publish_dead(&self, envelope: &Envelope) -> Result<(), QueueError> {
+        let Topology { dead_exchange, dead_queue, .. } = &self.options.topology;
+        let publishing = self.hand_over(self.session()?, dead_exchange, dead_queue, envelope, self.deadline()).await?;
+        self.confirmed(publishing).await
+    }
+
+    /// Gives a message to the publisher.
+    async fn hand_over(
+        &self,
+        session: Arc<Session>,
+        exchange: &str,
+        key: &str,
+        envelope: &Envelope,
+        by: Instant,
+    ) -> Result<Publishing, QueueError> {
+        if session.blocked() {
+            return Err(PublishError::NotSent.into());
+        }
+        let room = tokio::time::timeout_at(by, session.publishes.clone().reserve_owned()).await;
+        let Ok(Ok(room)) = room else { return Err(PublishError::NotSent.into()) };
+        let (answer, confirmed) = oneshot::channel();
+        room.send(Publish {
+            exchange: exchange.to_owned(),
+            key: key.to_owned(),
+            properties: envelope.properties(),
+            body: Arc::clone(&envelope.body),
+            answer,
+        });
+        Ok(Publishing { confirmed, by, session, key: key.to_owned() })
+    }
+
+    /// Waits until the broker has the message.
+    async fn confirmed(&self, publishing: Publishing) -> Result<(), QueueError> {
+        let Publishing { confirmed, by, session, key } = publishing;
+        let answer = match tokio::time::timeout_at(by, confirmed).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(PublishError::Lost(None)),
+            Err(_) => Err(PublishError::Late),
+        };
+        if let Err(PublishError::Unroutable(_)) = &answer {
+            // This one is refused; the next finds its queue again.
+            session.forget_delay(&key);
+            self.in_time(session.declare(self)).await?;
+        }
+        Ok(answer?)
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.options.timeout
+    }
+
+    async fn move_taken(&self, taken: Taken, envelope: &Envelope, to: Destination) -> Result<(), QueueError> {
+        let published = match to {
+            Destination::Queue(delay) => self.publish(envelope, delay).await,
+            Destination::DeadLetters => self.publish_dead(envelope).await,
+        };
+        let mut inbox = lock(&self.inbox);
+        let answer = match published {
+            Ok(()) if inbox.settle(&taken) => Ok(()),
+            // The connection ended meanwhile: the broker gives out the original again, beside what was published.
+            Ok(()) => Err(QueueError::LeaseLost),
+            Err(error) if inbox.put_back(taken) => Err(error),
+            Err(_) => Err(QueueError::LeaseLost),
+        };
+        drop(inbox);
+        self.changed.notify_one();
+        answer
+    }
+
+    fn now_ms(&self) -> u64 {
+        let now = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default() + self.started.1.elapsed();
+        u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    // Counting and dead letters.
+
+    async fn depth(&self) -> Result<Depth, QueueError> {
+        let session = self.session()?;
+        let topology = &self.options.topology;
+        let [ready, dead] = [&topology.queue, &topology.dead_queue].map(|queue| self.in_time(count(&session, queue)));
+        let (ready, dead) = (ready.await?.unwrap_or(0), dead.await?.unwrap_or(0));
+        let mut delayed = 0;
+        let mut queues: Vec<_> = lock(&self.delay_queues).iter().cloned().collect();
+        if let Delays::Fixed { queue, .. } = &topology.delays {
+            queues.push(queue.clone());
+        }
+        for queue in queues {
+            match self.in_time(count(&session, &queue)).await? {
+                Some(waiting) => delayed += waiting,
+                None => drop(lock(&self.delay_queues).remove(&queue)),
+            }
+        }
+        let mut inbox = lock(&self.inbox);
+        let (buffered, in_flight) = inbox.counts();
+        let ready = ready + buffered;
+        let now = SystemTime::now();
+        if ready == 0 {
+            inbox.saw_empty(now);
+        }
+        let oldest_age = (ready > 0).then(|| now.duration_since(inbox.oldest_sent_at(now)).unwrap_or_default());
+        let [ready, in_flight, delayed, dead] = [ready, in_flight, delayed, dead].map(|count| count as u64);
+        Ok(Depth { ready, in_flight, delayed, dead, oldest_age })
+    }
+
+    async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
+        if max == 0 {
+            return Ok(Vec::new());
+        }
+        let session = self.session()?;
+        let read = async {
+            let _turn = self.reading.lock().await;
+            let (reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
+            reading.finish().await?;
+            Ok(found)
+        };
+        let found = self.in_time(read).await?;
+        let skip = match after {
+            None => 0,
+            Some(id) => 1 + found.iter().position(|found| found.envelope.id == *id).ok_or(QueueError::NotFound)?,
+        };
+        Ok(found.into_iter().skip(skip).take(max).map(|found| found.envelope.letter(found.burial)).collect())
+    }
+
+    async fn change_dead(
+        &self,
+        ids: &[MessageId],
+        change: DeadChange,
+    ) -> Result<Vec<Result<(), QueueError>>, QueueError> {
+        let session = self.session()?;
+        self.in_time(async {
+            let _turn = self.reading.lock().await;
+            let (mut reading, mut found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
+            let mut answers = Vec::with_capacity(ids.len());
+            for id in ids {
+                let Some(place) = found.iter().position(|found| found.envelope.id == *id) else {
+                    answers.push(Err(QueueError::NotFound));
+                    continue;
+                };
+                let letter = found.remove(place);
+                let moved = match change {
+                    DeadChange::Replay(delay) => self.publish_again(&letter.envelope, delay).await,
+                    DeadChange::Discard => Ok(()),
+                };
+                if moved.is_ok() {
+                    reading.remove(&letter).await?;
+                }
+                answers.push(moved);
+            }
+            reading.finish().await?;
+            Ok(answers)
+        })
+        .await
+    }
+
+    /// A dead letter, alive: as it was sent, with no receives.
+    async fn publish_again(&self, letter: &Envelope, delay: Duration) -> Result<(), QueueError> {
+        let mut envelope = letter.clone();
+        envelope.receives = 0;
+        envelope.burial = None;
+        envelope.expires_at = Some(SystemTime::now() + delay + self.options.queue.retention.min(WAIT_MAX));
+        self.publish(&envelope, delay).await
+    }
+}
+
+/// How many messages are due in the queue; `None`: there is no such queue (any more).
+async fn count(session: &Session, queue: &str) -> lapin::Result<Option<usize>> {
+    let channel = session.channel().await?;
+    match dead::message_count(&channel, queue).await {
+        Ok(count) => channel.close(200, "done".into()).await.map(|()| Some(count)),
+        Err(error) => match error.kind() {
+            ErrorKind::ProtocolError(cause) if cause.get_id() == 404 => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+fn not_connected() -> QueueError {
+    QueueError::Unavailable(BoxError::from("not connected to the broker"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

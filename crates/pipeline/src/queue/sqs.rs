@@ -1,0 +1,549 @@
+//! AWS SQS, through the official SDK. What SQS does not have is made here, of what it has:
+//!
+//! - a message's id that outlives burial and replay is an attribute, as is all else that a copy must carry (`wire`);
+//! - concurrent sends share requests (`outbox`), and every request has an end (`calls`);
+//! - a delay beyond 15 minutes is several: who receives a message too early sends it on with what is left of its delay;
+//! - a burial is a copy to the dead-letter queue and then a deletion, a replay the same the other way round. In that order,
+//!   so that a crash in between leaves the message twice, never nowhere;
+//! - dead letters are listed by taking all and putting them back (`dead`).
+//!
+//! SQS counts in whole seconds: leases and delays round up.
+
+mod calls;
+mod dead;
+mod leases;
+mod options;
+mod outbox;
+mod setup;
+mod wire;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use futures::future::join_all;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use self::calls::{BATCH_MAX, Calls, Fault};
+use self::dead::{Letter, Letters};
+use self::leases::{Lease, Leases};
+pub use self::options::{SqsAccess, SqsOpenError, SqsOptions};
+use self::outbox::Outbox;
+use self::wire::{Burial, Content, Delivery, whole_seconds};
+use super::{Capabilities, Depth, Queue, QueueError, QueueOptions};
+use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
+
+/// The longest wait that SQS takes in one request.
+const LONG_POLL_MAX: Duration = Duration::from_secs(20);
+/// A wait longer than this is this long.
+const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// How many requests one receive adds after a first full one.
+const RECEIVES_MAX: usize = 8;
+/// The longest that a retry can be put off: SQS hides a message for 12 hours, the lease so far included.
+const RETRY_MAX: Duration = Duration::from_secs(11 * 3600);
+
+/// How long a reader of the dead letters waits for those before it.
+const READING_TURN_MAX: Duration = Duration::from_secs(30);
+
+/// A queue in SQS. Cloning it is cheap and gives the same one.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use pipeline::queue::sqs::{SqsAccess, SqsOptions, SqsQueue};
+/// use pipeline::{Outgoing, Queue, QueueOptions};
+/// use std::time::Duration;
+///
+/// let options = SqsOptions::new(SqsAccess::Role, "ap-northeast-2", "greetings", "greetings-dlq");
+/// let queue = SqsQueue::open(options, QueueOptions::default()).await?;
+/// queue.send(&[Outgoing::new("hello")]).await;
+/// let message = queue.receive(10, Duration::from_secs(20)).await?.remove(0);
+/// queue.ack(&[message.receipt]).await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct SqsQueue {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    options: QueueOptions,
+    delay_step: Duration,
+    calls: Arc<Calls>,
+    queue_url: String,
+    dead_url: String,
+    outbox: Outbox,
+    dead_outbox: Outbox,
+    leases: Leases,
+    /// One reader of the dead letters at a time: two would hide them from each other.
+    reading: tokio::sync::Mutex<()>,
+    tasks: TaskTracker,
+    runtime: Handle,
+}
+
+impl SqsQueue {
+    /// Finds the queues, creates them if missing and allowed, and checks that they are as configured.
+    pub async fn open(sqs: SqsOptions, options: QueueOptions) -> Result<SqsQueue, SqsOpenError> {
+        let calls = Arc::new(Calls::new(options::client(&sqs).await, sqs.timeout));
+        let urls = setup::prepare(&calls, &sqs, &options).await?;
+        let tasks = TaskTracker::new();
+        let shared = Shared {
+            name: setup::name_of(&sqs.queue).to_owned(),
+            options,
+            delay_step: sqs.delay_step.min(wire::DELAY_MAX),
+            outbox: Outbox::new(calls.clone(), urls.queue.clone(), tasks.clone()),
+            dead_outbox: Outbox::new(calls.clone(), urls.dead.clone(), tasks.clone()),
+            calls,
+            queue_url: urls.queue,
+            dead_url: urls.dead,
+            leases: Leases::default(),
+            reading: tokio::sync::Mutex::new(()),
+            tasks,
+            runtime: Handle::current(),
+        };
+        Ok(SqsQueue { shared: Arc::new(shared) })
+    }
+
+    /// Waits until nothing is under way any more. What is sent afterwards still goes out.
+    pub async fn settled(&self) {
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+        self.shared.tasks.reopen();
+    }
+
+    /// Runs what consists of several steps to its end, even if the caller goes away after the first.
+    async fn to_the_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, QueueError> {
+        let task = self.shared.tasks.spawn_on(work, &self.shared.runtime);
+        task.await.map_err(|error| QueueError::OutcomeUnknown(error.into()))
+    }
+
+    /// The same for work on many entries.
+    async fn each_to_the_end(
+        &self,
+        count: usize,
+        work: impl Future<Output = Vec<Result<(), QueueError>>> + Send + 'static,
+    ) -> Vec<Result<(), QueueError>> {
+        if count == 0 {
+            return Vec::new();
+        }
+        self.to_the_end(work).await.unwrap_or_else(|error| {
+            let text = error.to_string();
+            (0..count).map(|_| Err(QueueError::OutcomeUnknown(text.clone().into()))).collect()
+        })
+    }
+}
+
+#[async_trait]
+impl Queue for SqsQueue {
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            durable: true,
+            ordered: false,
+            // SQS may take an old receipt handle, and does not say.
+            fenced: false,
+            shared: true,
+            body_bytes_max: self.shared.options.body_bytes_max.min(wire::BODY_BYTES_MAX),
+            delay_max: RETRY_MAX,
+        }
+    }
+
+    async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
+        let shared = &self.shared;
+        let now = SystemTime::now();
+        let (mut ids, mut parcels) = (Vec::with_capacity(messages.len()), Vec::with_capacity(messages.len()));
+        for message in messages {
+            let check = wire::check_size(&message.body, &message.attributes, shared.options.body_bytes_max);
+            ids.push(check.map(|()| {
+                let id = MessageId(Uuid::now_v7().to_string());
+                let (body, attributes) = (message.body.clone(), message.attributes.clone());
+                let content = Content { id: id.clone(), body, attributes };
+                parcels.push(wire::live(&content, None, message.delay, shared.delay_step, now));
+                id
+            }));
+        }
+        let mut sent = shared.outbox.send(parcels).await.into_iter();
+        ids.into_iter().map(|id| id.and_then(|id| sent.next().unwrap_or_else(unanswered).map(|()| id))).collect()
+    }
+
+    async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError> {
+        if max == 0 {
+            return Ok(Vec::new());
+        }
+        let deadline = Instant::now() + wait.min(WAIT_MAX);
+        let mut wait_s = long_poll_s(wait);
+        loop {
+            let messages = self.take(max, wait_s).await?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !messages.is_empty() || left.is_zero() {
+                return Ok(messages);
+            }
+            wait_s = long_poll_s(left);
+            if left < Duration::from_secs(1) {
+                // Another whole second would be longer than asked.
+                tokio::time::sleep(left).await;
+                wait_s = 0;
+            }
+        }
+    }
+
+    async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>> {
+        let handles: Vec<String> = receipts.iter().map(|receipt| receipt.0.clone()).collect();
+        let answers = self.shared.calls.delete(&self.shared.queue_url, &handles).await;
+        for (handle, answer) in handles.iter().zip(&answers) {
+            if answer.is_ok() {
+                self.shared.leases.remove(handle);
+            }
+        }
+        answers
+    }
+
+    async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {
+        let leases = &self.shared.leases;
+        let start = Instant::now();
+        // What has been held for hours cannot be hidden for as long as asked, but for what is left of SQS's limit.
+        let hide = |receipt: &Receipt, delay: Duration| match leases.get(&receipt.0) {
+            Some(lease) if lease.is_lost(start) => Err(QueueError::LeaseLost),
+            Some(lease) => Ok(whole_seconds(delay).min(lease.hideable_s(start))),
+            None => Ok(whole_seconds(delay.min(RETRY_MAX))),
+        };
+        let wanted = entries.iter().map(|(receipt, delay)| (receipt, hide(receipt, *delay))).collect();
+        self.hide(wanted, |handle, seconds| {
+            leases.remove(handle);
+            if seconds > 0 {
+                leases.put_off(start + seconds_of(seconds), Instant::now());
+            }
+        })
+        .await
+    }
+
+    async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
+        let (shared, count, entries) = (self.shared.clone(), entries.len(), entries.to_vec());
+        self.each_to_the_end(count, async move { shared.bury(&entries).await }).await
+    }
+
+    async fn extend(&self, receipts: &[Receipt], for_: Duration) -> Vec<Result<(), QueueError>> {
+        let leases = &self.shared.leases;
+        let start = Instant::now();
+        let seconds = whole_seconds(for_);
+        let hide = |receipt: &Receipt| match leases.get(&receipt.0) {
+            Some(lease) if lease.is_lost(start) => Err(QueueError::LeaseLost),
+            Some(lease) if seconds > lease.hideable_s(start) => {
+                Err(QueueError::Unavailable("SQS leases a message for 12 hours at most".into()))
+            }
+            _ => Ok(seconds),
+        };
+        let wanted = receipts.iter().map(|receipt| (receipt, hide(receipt))).collect();
+        let until = start + seconds_of(seconds);
+        self.hide(wanted, |handle, _| leases.change(handle, |lease| lease.ends_at = until)).await
+    }
+
+    fn lease(&self) -> Duration {
+        self.shared.options.lease
+    }
+
+    async fn depth(&self) -> Result<Depth, QueueError> {
+        let shared = &self.shared;
+        let (live, dead) = tokio::join!(shared.calls.counts(&shared.queue_url), shared.calls.counts(&shared.dead_url));
+        let (live, dead) = (live?, dead?);
+        if live.ready == 0 {
+            shared.leases.saw(None, SystemTime::now());
+        }
+        // SQS calls a retry that is put off in flight. Those of this process are known; others' stay where they are.
+        let put_off = shared.leases.put_off_count(Instant::now()).min(live.hidden);
+        let oldest_age = if live.ready > 0 { shared.leases.oldest_age(SystemTime::now()) } else { None };
+        Ok(Depth {
+            ready: live.ready,
+            in_flight: live.hidden - put_off,
+            delayed: live.delayed + put_off,
+            dead: dead.ready + dead.hidden + dead.delayed,
+            oldest_age,
+        })
+    }
+
+    async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
+        let (shared, after) = (self.shared.clone(), after.cloned());
+        let page = self.to_the_end(async move {
+            let _turn = shared.turn_to_read().await?;
+            let letters = shared.take_letters().await?;
+            if !letters.complete {
+                tracing::warn!(queue = shared.name, "not all dead letters could be read; this is a part of them");
+            }
+            let page = letters.page(after.as_ref(), max).ok_or_else(|| missing(letters.complete));
+            letters.put_back(&shared.calls, &shared.dead_url).await;
+            page
+        });
+        page.await?
+    }
+
+    async fn replay(&self, ids: &[MessageId], delay: Duration) -> Vec<Result<(), QueueError>> {
+        let (shared, count, ids) = (self.shared.clone(), ids.len(), ids.to_vec());
+        let work = async move { shared.change_letters(&ids, Change::Replay(delay)).await };
+        self.each_to_the_end(count, work).await
+    }
+
+    async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>> {
+        let (shared, count, ids) = (self.shared.clone(), ids.len(), ids.to_vec());
+        let work = async move { shared.change_letters(&ids, Change::Discard).await };
+        self.each_to_the_end(count, work).await
+    }
+}
+
+/// What becomes of dead letters.
+#[derive(Clone, Copy)]
+enum Change {
+    /// Back into the queue after this delay.
+    Replay(Duration),
+    Discard,
+}
+
+impl SqsQueue {
+    /// One look: up to ten, and when there are ten and more is wanted, the rest in several requests at once.
+    async fn take(&self, max: usize, wait_s: i32) -> Result<Vec<Message>, QueueError> {
+        let shared = &self.shared;
+        let lease_s = whole_seconds(shared.options.lease);
+        let receive = |max, wait_s| shared.calls.receive(&shared.queue_url, max, wait_s, lease_s);
+        let mut taken = receive(max, wait_s).await?;
+        if taken.len() == BATCH_MAX && max > BATCH_MAX {
+            for more in join_all(further_receives(max).into_iter().map(|max| receive(max, 0))).await {
+                match more {
+                    Ok(more) => taken.extend(more),
+                    // What came already must be handed out.
+                    Err(error) => tracing::debug!(queue = shared.name, %error, "a further receive failed"),
+                }
+            }
+        }
+        let newest = taken.iter().map(|delivery| delivery.sent_at).max();
+        let now = SystemTime::now();
+        shared.leases.saw(newest, now);
+        let (early, due): (Vec<_>, Vec<_>) =
+            taken.into_iter().partition(|delivery| delivery.not_before.is_some_and(|at| at > now));
+        let messages = due.into_iter().map(|delivery| shared.hand_out(delivery)).collect();
+        if !early.is_empty() {
+            let shared = self.shared.clone();
+            self.to_the_end(async move { shared.send_on(early).await }).await?;
+        }
+        Ok(messages)
+    }
+
+    /// Hides each entry for its seconds, and calls `done` for those that are; an entry may be refused beforehand.
+    async fn hide(
+        &self,
+        wanted: Vec<(&Receipt, Result<i32, QueueError>)>,
+        done: impl Fn(&str, i32),
+    ) -> Vec<Result<(), QueueError>> {
+        let entries: Vec<(String, i32)> =
+            wanted.iter().filter_map(|(receipt, seconds)| Some((receipt.0.clone(), *seconds.as_ref().ok()?))).collect();
+        let answers = self.shared.calls.hide(&self.shared.queue_url, &entries).await;
+        for ((handle, seconds), answer) in entries.iter().zip(&answers) {
+            if answer.is_ok() {
+                done(handle, *seconds);
+            }
+        }
+        let mut answers = answers.into_iter();
+        let answer = |(_, seconds): (&Receipt, Result<i32, QueueError>)| {
+            seconds.and_then(|_| answers.next().unwrap_or_else(unanswered))
+        };
+        wanted.into_iter().map(answer).collect()
+    }
+}
+
+impl Shared {
+    fn hand_out(&self, delivery: Delivery) -> Message {
+        let now = Instant::now();
+        let content = Arc::new(delivery.content);
+        let lease = Lease {
+            content: content.clone(),
+            receives: delivery.receives,
+            sent_at: delivery.sent_at,
+            received_at: now,
+            ends_at: now + self.options.lease,
+            buried: false,
+        };
+        self.leases.add(delivery.handle.clone(), lease, now);
+        Message {
+            id: content.id.clone(),
+            body: content.body.clone(),
+            attributes: content.attributes.clone(),
+            receives: delivery.receives,
+            sent_at: delivery.sent_at,
+            receipt: Receipt(delivery.handle),
+        }
+    }
+
+    /// Sends messages that came too early on their way again, as copies: a copy has not been received yet, so that no
+    /// attempt is used up and SQS does not bury it. What cannot be sent on comes again when its lease ends.
+    async fn send_on(&self, early: Vec<Delivery>) {
+        let now = SystemTime::now();
+        let copy = |delivery: &Delivery| {
+            let left = delivery.not_before.and_then(|at| at.duration_since(now).ok()).unwrap_or_default();
+            wire::live(&delivery.content, Some(delivery.sent_at), left, self.delay_step, now)
+        };
+        let sent = self.outbox.send(early.iter().map(copy).collect()).await;
+        let gone = early.iter().zip(&sent).filter(|(_, sent)| sent.is_ok());
+        let handles: Vec<String> = gone.map(|(delivery, _)| delivery.handle.clone()).collect();
+        let deleted = self.calls.delete(&self.queue_url, &handles).await;
+        let failed = early.len() - deleted.iter().filter(|deleted| deleted.is_ok()).count();
+        if failed > 0 {
+            tracing::warn!(queue = self.name, failed, "delayed messages could not be sent on; they come again");
+        }
+    }
+
+    /// A letter for each message that is held, then the deletions of those whose letter is stored.
+    async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
+        let now = Instant::now();
+        let held = |receipt: &Receipt| self.leases.get(&receipt.0).filter(|lease| lease.buried || !lease.is_lost(now));
+        let leases: Vec<Option<Lease>> = entries.iter().map(|(receipt, _)| held(receipt)).collect();
+        let parcels = entries.iter().zip(&leases).filter_map(|((_, reason), lease)| {
+            let lease = lease.as_ref().filter(|lease| !lease.buried)?;
+            let burial = Burial { reason: reason.clone(), at: SystemTime::now(), receives: lease.receives };
+            Some(wire::dead(&lease.content, lease.sent_at, &burial))
+        });
+        let mut sent = self.dead_outbox.send(parcels.collect()).await.into_iter();
+        let stored = leases.iter().map(|lease| match lease {
+            None => Err(QueueError::LeaseLost),
+            Some(lease) if lease.buried => Ok(()),
+            Some(_) => sent.next().unwrap_or_else(unanswered),
+        });
+        let stored: Vec<Result<(), QueueError>> = stored.collect();
+        let gone = entries.iter().zip(&stored).filter(|(_, stored)| stored.is_ok());
+        let handles: Vec<String> = gone.map(|((receipt, _), _)| receipt.0.clone()).collect();
+        for handle in &handles {
+            // If the deletion fails and is tried again, there is no second letter.
+            self.leases.change(handle, |lease| lease.buried = true);
+        }
+        let deleted = self.calls.delete(&self.queue_url, &handles).await;
+        for (handle, deleted) in handles.iter().zip(&deleted) {
+            if deleted.is_ok() {
+                self.leases.remove(handle);
+            }
+        }
+        let mut deleted = deleted.into_iter();
+        stored.into_iter().map(|stored| stored.and_then(|()| deleted.next().unwrap_or_else(unanswered))).collect()
+    }
+
+    async fn turn_to_read(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Fault> {
+        tokio::time::timeout(READING_TURN_MAX, self.reading.lock()).await.map_err(|_| Fault::not_started())
+    }
+
+    async fn take_letters(&self) -> Result<Letters, Fault> {
+        Letters::take(&self.calls, &self.dead_url, self.options.receives_max).await
+    }
+
+    /// Sends letters back into the queue, as they were sent first.
+    async fn send_back(&self, letters: &[&Letter], delay: Duration) -> Vec<Result<(), QueueError>> {
+        let now = SystemTime::now();
+        let live = |letter: &&Letter| wire::live(&letter.content, Some(letter.sent_at), delay, self.delay_step, now);
+        self.outbox.send(letters.iter().map(live).collect()).await
+    }
+
+    /// Applies `change` to the letters asked for, deletes those it worked for, and puts the rest back.
+    async fn change_letters(&self, ids: &[MessageId], change: Change) -> Vec<Result<(), QueueError>> {
+        let all_fail = |fault: Fault| ids.iter().map(|_| Err(fault.clone().into())).collect();
+        let _turn = match self.turn_to_read().await {
+            Ok(turn) => turn,
+            Err(fault) => return all_fail(fault),
+        };
+        let mut letters = match self.take_letters().await {
+            Ok(letters) => letters,
+            Err(fault) => return all_fail(fault),
+        };
+        let picked = letters.pick(ids);
+        let found: Vec<&Letter> = picked.iter().flatten().collect();
+        let changed = match change {
+            Change::Replay(delay) => self.send_back(&found, delay).await,
+            Change::Discard => found.iter().map(|_| Ok(())).collect(),
+        };
+        let gone = found.iter().zip(&changed).filter(|(_, changed)| changed.is_ok());
+        let handles: Vec<(usize, String)> = gone
+            .enumerate()
+            .flat_map(|(place, (letter, _))| letter.handles.iter().map(move |handle| (place, handle.clone())))
+            .collect();
+        let flat: Vec<String> = handles.iter().map(|(_, handle)| handle.clone()).collect();
+        let deleted = self.calls.delete(&self.dead_url, &flat).await;
+        let complete = letters.complete;
+        let kept = found.iter().zip(&changed).filter(|(_, changed)| changed.is_err());
+        let kept: Vec<String> = kept.flat_map(|(letter, _)| letter.handles.clone()).collect();
+        let kept: Vec<(String, i32)> = kept.into_iter().map(|handle| (handle, 0)).collect();
+        tokio::join!(letters.put_back(&self.calls, &self.dead_url), self.calls.hide(&self.dead_url, &kept));
+        answer_letters(&picked, complete, changed, handles.iter().map(|(place, _)| *place).zip(deleted))
+    }
+}
+
+/// One answer for each id: not there, not changed, not deleted (in any of its copies), or done.
+fn answer_letters(
+    picked: &[Option<Letter>],
+    complete: bool,
+    changed: Vec<Result<(), QueueError>>,
+    deleted: impl Iterator<Item = (usize, Result<(), QueueError>)>,
+) -> Vec<Result<(), QueueError>> {
+    let mut failures: Vec<Option<QueueError>> =
+        changed.iter().filter(|changed| changed.is_ok()).map(|_| None).collect();
+    for (place, deleted) in deleted {
+        if let Err(error) = deleted {
+            failures[place] = Some(error);
+        }
+    }
+    let (mut changed, mut failures) = (changed.into_iter(), failures.into_iter());
+    let answer = |letter: &Option<Letter>| match letter {
+        None => Err(missing(complete)),
+        Some(_) => {
+            changed.next().unwrap_or_else(unanswered)?;
+            failures.next().flatten().map_or(Ok(()), Err)
+        }
+    };
+    picked.iter().map(answer).collect()
+}
+
+/// Only who has seen all letters can say that one is not there.
+fn missing(complete: bool) -> QueueError {
+    if complete { QueueError::NotFound } else { QueueError::Unavailable("not all dead letters could be read".into()) }
+}
+
+fn unanswered() -> Result<(), QueueError> {
+    Err(QueueError::OutcomeUnknown("no answer for this entry".into()))
+}
+
+/// What SQS can wait in one request, rounded up to whole seconds.
+fn long_poll_s(wait: Duration) -> i32 {
+    whole_seconds(wait.min(LONG_POLL_MAX))
+}
+
+fn seconds_of(seconds: i32) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+/// The receives that follow a first full one, by how many each asks for.
+fn further_receives(max: usize) -> Vec<usize> {
+    let rest = max - BATCH_MAX;
+    (0..rest.div_ceil(BATCH_MAX).min(RECEIVES_MAX)).map(|number| (rest - number * BATCH_MAX).min(BATCH_MAX)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_receive_is_split() {
+        assert_eq!(further_receives(11), [1]);
+        assert_eq!(further_receives(35), [10, 10, 5]);
+        assert_eq!(further_receives(1000), [10; RECEIVES_MAX]);
+    }
+
+    #[test]
+    fn waits_round_up_to_what_sqs_takes() {
+        for (wait_ms, seconds) in [(0, 0), (1, 1), (1000, 1), (1500, 2), (20_000, 20), (90_000, 20)] {
+            assert_eq!(long_poll_s(Duration::from_millis(wait_ms)), seconds);
+        }
+    }
+}
