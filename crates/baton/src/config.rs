@@ -70,6 +70,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// The HTTP server.
     pub http: HttpConfig,
+    /// What the lanes run on.
+    pub engine: EngineConfig,
     /// The relay lane.
     pub relay: RelayConfig,
     /// Logs.
@@ -87,6 +89,61 @@ pub struct HttpConfig {
     pub body_bytes_max: usize,
     /// `REQUEST_TIMEOUT_MS`: how long one request may take.
     pub request_timeout: Duration,
+}
+
+/// What the lanes run on; what is not set is embedded.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// `DATABASE_URL`: the relay store on MySQL or MariaDB.
+    pub database_url: Option<Secret>,
+    /// `DATABASE_CONNECTIONS`: how many connections to it at most.
+    pub database_connections: usize,
+    /// `REDIS_URL`: the cache on Redis.
+    pub redis_url: Option<Secret>,
+    /// `RELAY_QUEUE`, or what the URLs suggest: where the relay lane's messages go.
+    pub relay_queue: QueueEngine,
+    /// `QUEUE_AUTO_CREATE`: whether a queue that is missing is created.
+    pub queue_auto_create: bool,
+}
+
+/// Where messages go.
+#[derive(Debug, Clone)]
+pub enum QueueEngine {
+    /// The data directory.
+    Embedded,
+    /// AWS SQS.
+    Sqs(Box<SqsConfig>),
+    /// RabbitMQ.
+    RabbitMq {
+        /// `RABBITMQ_URL`.
+        url: Secret,
+        /// `RELAY_QUEUE_NAME`.
+        queue: String,
+    },
+}
+
+/// AWS SQS.
+#[derive(Debug, Clone)]
+pub struct SqsConfig {
+    /// `SQS_QUEUE_URL`.
+    pub queue_url: Url,
+    /// `SQS_DLQ_URL`.
+    pub dlq_url: Url,
+    /// `SQS_ENDPOINT_URL` with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`; without it the default credential chain.
+    pub endpoint: Option<SqsEndpoint>,
+    /// `AWS_REGION`.
+    pub region: String,
+}
+
+/// An endpoint other than AWS's own.
+#[derive(Debug, Clone)]
+pub struct SqsEndpoint {
+    /// Where.
+    pub url: Url,
+    /// The key's id.
+    pub access_key_id: Secret,
+    /// The key.
+    pub secret_access_key: Secret,
 }
 
 /// One named API key, known by its hash only.
@@ -121,9 +178,9 @@ pub struct RelayConfig {
     pub retry_delay_max: Duration,
     /// `AUTO_REPLAY_DELAY_MS`: the pause before the one automatic replay that `retryOnFailure` asks for.
     pub auto_replay_delay: Duration,
-    /// `QUEUE_LEASE_MS`: how long the embedded queue leases a message; extended while it is handled.
+    /// `QUEUE_LEASE_MS`: how long the queue leases a message; extended while it is handled.
     pub queue_lease: Duration,
-    /// `QUEUE_RETENTION_MS`: how long the embedded queue keeps a message.
+    /// `QUEUE_RETENTION_MS`: how long the queue keeps a message.
     pub queue_retention: Duration,
     /// `QUEUE_MAX_RECEIVES`: deliveries after which the queue itself buries a message.
     pub queue_receives_max: u32,
@@ -170,6 +227,19 @@ pub struct Variable {
 /// Every variable, in the order of the documentation.
 pub const VARIABLES: &[Variable] = &[
     var("BATON_DATA_DIR", "./.baton", "where the embedded engine keeps its files"),
+    var("DATABASE_URL", "", "mysql://user:password@host:port/database: the relay store; unset: embedded"),
+    var("DATABASE_CONNECTIONS", "16", "connections to it, at most"),
+    var("REDIS_URL", "", "redis://…: the cache of finished transactions for all processes; unset: each its own"),
+    var("RELAY_QUEUE", "", "`embedded`, `sqs` or `rabbitmq`; unset: SQS if its URL is set, else embedded"),
+    var("RELAY_QUEUE_NAME", "relay-transactions", "the queue's name on RabbitMQ; its dead letters are in NAME-dlq"),
+    var("QUEUE_AUTO_CREATE", "false", "create the queues if they are missing; otherwise they are checked at start"),
+    var("SQS_QUEUE_URL", "", "the queue `relay-transactions`, as AWS shows its URL"),
+    var("SQS_DLQ_URL", "", "its dead-letter queue"),
+    var("SQS_ENDPOINT_URL", "", "an endpoint other than AWS's own; needs the two keys below"),
+    var("AWS_ACCESS_KEY_ID", "", "only with SQS_ENDPOINT_URL; otherwise the default credential chain (instance role)"),
+    var("AWS_SECRET_ACCESS_KEY", "", "the same"),
+    var("AWS_REGION", "ap-northeast-2", "the region of the queues"),
+    var("RABBITMQ_URL", "", "amqp://user:password@host:port/vhost"),
     var("HOST", "127.0.0.1", "address to listen on; 0.0.0.0 in a container"),
     var("PORT", "3000", "port to listen on (queue-consumer: 3001)"),
     var("RELAY_API_KEY", "", "one API key, named `default`; required by the API unless RELAY_API_KEYS is set"),
@@ -187,8 +257,8 @@ pub const VARIABLES: &[Variable] = &[
     var("RETRY_FIRST_DELAY_MS", "2000", "the pause after the first failed attempt; doubles with each"),
     var("RETRY_DELAY_MAX_MS", "60000", "the longest pause between two attempts"),
     var("AUTO_REPLAY_DELAY_MS", "60000", "the pause before the one replay that `retryOnFailure` asks for"),
-    var("QUEUE_LEASE_MS", "20000", "how long the embedded queue leases a message; extended while it is handled"),
-    var("QUEUE_RETENTION_MS", "345600000", "how long the embedded queue keeps a message (4 days)"),
+    var("QUEUE_LEASE_MS", "20000", "how long a message is leased, extended while it is handled (SQS, RabbitMQ: 60000)"),
+    var("QUEUE_RETENTION_MS", "345600000", "how long the queue keeps a message (4 days)"),
     var("QUEUE_MAX_RECEIVES", "3", "deliveries after which the queue itself buries a message (a backstop)"),
     var("RELAYER_SUBMIT_TIMEOUT_MS", "30000", "how long one submission to a relayer may take"),
     var("RELAYER_HANDLER_TIMEOUT_MS", "30000", "how long a relayer may go on with a request it has not answered"),
@@ -217,9 +287,6 @@ pub const VARIABLES: &[Variable] = &[
     var("LOG_LEVEL", "info", "error, warn, info, debug, trace, or per-module directives"),
 ];
 
-/// Variables of the engines beyond one machine, which this build does not have.
-const NOT_YET: [&str; 5] = ["DATABASE_URL", "REDIS_URL", "SQS_QUEUE_URL", "SQS_DLQ_URL", "RABBITMQ_URL"];
-
 const fn var(name: &'static str, default: &'static str, about: &'static str) -> Variable {
     Variable { name, default, about }
 }
@@ -246,14 +313,7 @@ impl Config {
     /// Reads variables through `lookup`; says everything that is wrong at once.
     pub fn from_vars(service: Service, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let mut vars = Vars { lookup: &lookup, problems: Vec::new() };
-        for name in NOT_YET {
-            if vars.text(name).is_some() {
-                vars.problem(name, "is set, but this version has the embedded engine only; unset it");
-            }
-        }
-        if let Some(queue) = vars.text("RELAY_QUEUE").filter(|queue| queue != "embedded") {
-            vars.problem("RELAY_QUEUE", &format!("is {queue:?}, but this version has only `embedded`; unset it"));
-        }
+        let engine = vars.engine();
         let port_default = if service == Service::QueueConsumer { 3001 } else { 3000 };
         let host = vars.parsed("HOST", IpAddr::V4(Ipv4Addr::LOCALHOST), "an IP address");
         let port = vars.parsed("PORT", port_default, "a port number from 0 to 65535");
@@ -261,6 +321,11 @@ impl Config {
         let relayers = vars.relayers(service.has_relayers());
         let webhook_key = vars.webhook_key(service.has_api());
         let submit_timeout = vars.millis("RELAYER_SUBMIT_TIMEOUT_MS");
+        // What existing queues of the other engines are set to.
+        let queue_lease = match (vars.text("QUEUE_LEASE_MS"), &engine.relay_queue) {
+            (None, QueueEngine::Sqs(_) | QueueEngine::RabbitMq { .. }) => Duration::from_secs(60),
+            _ => vars.millis("QUEUE_LEASE_MS"),
+        };
         let health_interval = vars.millis("RELAYER_HEALTH_INTERVAL_MS");
         let config = Self {
             data_dir: vars.text("BATON_DATA_DIR").unwrap_or_else(|| "./.baton".to_owned()).into(),
@@ -270,6 +335,7 @@ impl Config {
                 body_bytes_max: vars.count("BODY_BYTES_MAX"),
                 request_timeout: vars.millis("REQUEST_TIMEOUT_MS"),
             },
+            engine,
             relay: RelayConfig {
                 relayers,
                 webhook_key,
@@ -281,7 +347,7 @@ impl Config {
                 retry_first_delay: vars.millis("RETRY_FIRST_DELAY_MS"),
                 retry_delay_max: vars.millis("RETRY_DELAY_MAX_MS"),
                 auto_replay_delay: vars.millis("AUTO_REPLAY_DELAY_MS"),
-                queue_lease: vars.millis("QUEUE_LEASE_MS"),
+                queue_lease,
                 queue_retention: vars.millis("QUEUE_RETENTION_MS"),
                 queue_receives_max: vars.count("QUEUE_MAX_RECEIVES"),
                 health_interval,
@@ -383,6 +449,72 @@ impl Vars<'_> {
             self.problem(name, &format!("must be {what}"));
         }
         Duration::from_millis(number)
+    }
+
+    fn engine(&mut self) -> EngineConfig {
+        EngineConfig {
+            database_url: self.url("DATABASE_URL", &["mysql", "mariadb"]).map(|url| Secret(url.to_string())),
+            database_connections: self.count("DATABASE_CONNECTIONS"),
+            redis_url: self.url("REDIS_URL", &["redis"]).map(|url| Secret(url.to_string())),
+            relay_queue: self.relay_queue(),
+            queue_auto_create: self.parsed("QUEUE_AUTO_CREATE", false, "true or false"),
+        }
+    }
+
+    fn relay_queue(&mut self) -> QueueEngine {
+        let asked = self.text("RELAY_QUEUE");
+        let inferred = if self.text("SQS_QUEUE_URL").is_some() { "sqs" } else { "embedded" };
+        match asked.as_deref().unwrap_or(inferred) {
+            "embedded" => QueueEngine::Embedded,
+            "sqs" => self.sqs().map_or(QueueEngine::Embedded, |sqs| QueueEngine::Sqs(Box::new(sqs))),
+            "rabbitmq" => match self.required_url("RABBITMQ_URL", &["amqp", "amqps"], "RELAY_QUEUE is rabbitmq") {
+                Some(url) => QueueEngine::RabbitMq {
+                    url: Secret(url.to_string()),
+                    queue: self.text("RELAY_QUEUE_NAME").unwrap_or_else(|| "relay-transactions".to_owned()),
+                },
+                None => QueueEngine::Embedded,
+            },
+            _ => {
+                self.problem("RELAY_QUEUE", "must be embedded, sqs or rabbitmq");
+                QueueEngine::Embedded
+            }
+        }
+    }
+
+    fn sqs(&mut self) -> Option<SqsConfig> {
+        let why = "the relay lane's queue is SQS";
+        let queue_url = self.required_url("SQS_QUEUE_URL", &["http", "https"], why);
+        let dlq_url = self.required_url("SQS_DLQ_URL", &["http", "https"], why);
+        let endpoint = self.url("SQS_ENDPOINT_URL", &["http", "https"]).and_then(|url| {
+            let mut key = |name: &str| {
+                let value = self.text(name);
+                if value.is_none() {
+                    self.problem(name, "is not set: SQS_ENDPOINT_URL needs it");
+                }
+                value.map(Secret)
+            };
+            let (id, secret) = (key("AWS_ACCESS_KEY_ID"), key("AWS_SECRET_ACCESS_KEY"));
+            Some(SqsEndpoint { url, access_key_id: id?, secret_access_key: secret? })
+        });
+        let region = self.text("AWS_REGION").unwrap_or_else(|| "ap-northeast-2".to_owned());
+        Some(SqsConfig { queue_url: queue_url?, dlq_url: dlq_url?, endpoint, region })
+    }
+
+    fn required_url(&mut self, name: &str, schemes: &[&str], why: &str) -> Option<Url> {
+        if self.text(name).is_none() {
+            self.problem(name, &format!("is not set: {why}"));
+        }
+        self.url(name, schemes)
+    }
+
+    /// A URL of one of these schemes. It may hold a password and is not shown.
+    fn url(&mut self, name: &str, schemes: &[&str]) -> Option<Url> {
+        let text = self.text(name)?;
+        let url = Url::parse(&text).ok().filter(|url| schemes.contains(&url.scheme()) && url.has_host());
+        if url.is_none() {
+            self.problem(name, &format!("must be a URL that begins with {}://", schemes.join(":// or ")));
+        }
+        url
     }
 
     fn rate(&mut self) -> u32 {
@@ -557,8 +689,10 @@ mod tests {
             ("RELAYER_SUBMIT_TIMEOUT_MS", "soon"),
             ("RELAYER_MIN_BALANCE_WEI", "1.5"),
             ("LOG_FORMAT", "xml"),
-            ("DATABASE_URL", "mysql://x"),
-            ("RELAY_QUEUE", "sqs"),
+            ("DATABASE_URL", "postgres://x"),
+            ("REDIS_URL", "here"),
+            ("RELAY_QUEUE", "carrier-pigeon"),
+            ("QUEUE_AUTO_CREATE", "perhaps"),
             ("RELAY_API_KEYS", "nohash"),
             ("BREAKER_OPEN_MAX_MS", "1"),
         ];
@@ -568,6 +702,27 @@ mod tests {
             assert!(problems.iter().any(|found| found.starts_with(name)), "{name} in {problems:?}");
         }
         assert_eq!(problems.len(), bad.len(), "{problems:?}");
+    }
+
+    #[test]
+    fn an_engine_is_chosen_by_its_url_alone_and_needs_the_rest_of_it() {
+        let with = |more: &[(&'static str, &'static str)]| {
+            let mut vars = GOOD.to_vec();
+            vars.extend(more);
+            read(Service::Serve, &vars)
+        };
+        let embedded = with(&[("RABBITMQ_URL", "amqp://h")]).unwrap();
+        assert!(matches!(embedded.engine.relay_queue, QueueEngine::Embedded), "the users lane may use it alone");
+        assert_eq!(embedded.relay.queue_lease, Duration::from_secs(20));
+        let missing = with(&[("SQS_QUEUE_URL", "http://h/0/q"), ("SQS_ENDPOINT_URL", "http://h")]).unwrap_err().0;
+        for name in ["SQS_DLQ_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+            assert!(missing.iter().any(|found| found.starts_with(name)), "{name} in {missing:?}");
+        }
+        let sqs = with(&[("SQS_QUEUE_URL", "https://h/0/q"), ("SQS_DLQ_URL", "https://h/0/d")]).unwrap();
+        assert!(matches!(&sqs.engine.relay_queue, QueueEngine::Sqs(sqs) if sqs.endpoint.is_none()), "instance role");
+        assert_eq!(sqs.relay.queue_lease, Duration::from_secs(60));
+        let rabbitmq = with(&[("RELAY_QUEUE", "rabbitmq"), ("RABBITMQ_URL", "amqp://u:secret@h")]).unwrap();
+        assert!(!format!("{rabbitmq:?}").contains("secret@"), "passwords are not shown");
     }
 
     #[test]

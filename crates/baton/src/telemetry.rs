@@ -11,7 +11,9 @@ use crate::config::LogConfig;
 
 /// Starts the logs. An unreadable level is an error that names it.
 pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&config.level)
+    // It shows the bodies of messages that came back; what became of them is logged by us.
+    let quiet = if config.level.contains("lapin") { "" } else { ",lapin=error" };
+    let filter = EnvFilter::try_new(format!("{}{quiet}", config.level))
         .map_err(|error| anyhow::anyhow!("LOG_LEVEL {:?} cannot be read: {error}", config.level))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = if config.json {

@@ -4,11 +4,13 @@
 //! * [`sink`]: a webhook receiver that remembers everything and answers as told
 //! * [`proxy`]: a TCP link that can be cut, refused, delayed or silenced
 //! * [`process`]: a real binary under test: start, kill, freeze, restart
+//! * [`engine`]: which database and queue the product runs on
 //! * [`ledger`]: what was accepted against what really happened
 //! * [`ports`], [`wait`]: ports that survive a restart, and waiting for a condition
 //!
 //! Nothing is shared with the product, on purpose: a mistake made in both places would hide itself.
 
+pub mod engine;
 pub mod ledger;
 pub mod ports;
 pub mod process;

@@ -96,6 +96,11 @@ impl Proxy {
         format!("127.0.0.1:{}", self.port)
     }
 
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// `http://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address())

@@ -11,7 +11,7 @@ use pipeline::sqlite::Database;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::service::{open_database, run_parts};
+use super::service::run_parts;
 use crate::config::{Config, Service};
 use crate::dev::{DevRelayer, DevRelayerOptions};
 use crate::http::server;
@@ -107,8 +107,7 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
 
-    let database = open_database(&config)?;
-    let lane = Lane::open(&config, &database).await?;
+    let lane = Lane::open(&config).await?;
     greet(&args, &config, address, &relayers);
     let code = run_parts(&config, Service::Serve, &lane, listener, metrics, shutdown).await;
     relayers_stop.cancel();

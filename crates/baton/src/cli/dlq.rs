@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use pipeline::DeadLetter;
 
-use super::service::open_database;
 use crate::config::Config;
 use crate::dead_letters::{self, Replayed, Selection};
 use crate::relay::lane::Lane;
@@ -78,8 +77,7 @@ impl Which {
 
 /// Runs one of them.
 pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCode> {
-    let database = open_database(config)?;
-    let book = Lane::open(config, &database).await?.book;
+    let book = Lane::open(config).await?.book;
     match command {
         DlqCommand::List { which } => {
             let letters = dead_letters::select(&book, &which.selection()).await?;

@@ -2,14 +2,12 @@
 
 use std::process::ExitCode;
 
-use super::service::open_database;
 use crate::config::Config;
-use crate::relay::lane::{Lane, database_path};
+use crate::relay::engine::Engine;
 
 /// Migrates and says what is there now.
 pub async fn run(config: &Config) -> anyhow::Result<ExitCode> {
-    let database = open_database(config)?;
-    Lane::open(config, &database).await?;
-    println!("{} is up to date", database_path(config).display());
+    let what = Engine::open(config).await?.describe_store();
+    println!("{what} is up to date");
     Ok(ExitCode::SUCCESS)
 }

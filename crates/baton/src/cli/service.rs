@@ -3,11 +3,9 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
 use axum::Router;
 use axum::middleware;
 use metrics_exporter_prometheus::PrometheusHandle;
-use pipeline::sqlite::Database;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -15,7 +13,7 @@ use tracing::info;
 use crate::config::{Config, Service};
 use crate::http::health::HealthState;
 use crate::http::{auth, health, server};
-use crate::relay::lane::{Lane, database_path};
+use crate::relay::lane::Lane;
 use crate::telemetry;
 
 /// Runs a service until it is told to stop.
@@ -23,21 +21,10 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     telemetry::start_logs(&config.log)?;
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
-    let database = open_database(&config)?;
-    let lane = Lane::open(&config, &database).await?;
+    let lane = Lane::open(&config).await?;
     let listener = server::bind(config.http.listen).await?;
     info!(action = "started", address = %listener.local_addr()?, "{} listens", name(service));
     run_parts(&config, service, &lane, listener, metrics, shutdown).await
-}
-
-/// Opens the embedded database, with an error that says what to do.
-pub fn open_database(config: &Config) -> anyhow::Result<Database> {
-    let path = database_path(config);
-    let database = Database::open(&path).with_context(|| {
-        format!("cannot use the data directory {}; make it writable or set BATON_DATA_DIR", config.data_dir.display())
-    })?;
-    crate::timestamp::go_by(database.clock());
-    Ok(database)
 }
 
 /// Runs the parts of a service on an open lane and a bound listener, until shutdown; drains in order.

@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::Subcommand;
 use uuid::Uuid;
 
-use super::service::open_database;
 use crate::config::Config;
 use crate::relay::api;
 use crate::relay::book::{Book, Updated};
@@ -53,8 +52,7 @@ pub enum TxCommand {
 
 /// Runs one of them.
 pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode> {
-    let database = open_database(config)?;
-    let book = Lane::open(config, &database).await?.book;
+    let book = Lane::open(config).await?.book;
     match command {
         TxCommand::Show { id, json } => {
             let row = find(&book, id).await?;

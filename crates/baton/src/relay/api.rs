@@ -16,6 +16,7 @@ use super::intake::{Intake, IntakeError};
 use super::status::StatusLookup;
 use super::store::{Filter, StoreError};
 use super::transaction::{Kind, RelayerUrl, Status, Transaction, TransactionId};
+use crate::cache::{Cache, Entry};
 use crate::http::auth::Caller;
 use crate::http::body::JsonBody;
 use crate::http::problem::Problem;
@@ -54,6 +55,9 @@ async fn direct(
         IntakeError::Unavailable(cause) => {
             Problem::unavailable("the transaction was not accepted and will not happen; send it again later", cause)
         }
+        IntakeError::NotQueued(cause) => {
+            Problem::unavailable("the transaction was not accepted and will not happen; send it again later", cause)
+        }
         IntakeError::OutcomeUnknown(id) => Problem::outcome_unknown(&id.to_string()),
     })?;
     let location = format!("/api/v1/relay/status/{}", row.id);
@@ -82,7 +86,7 @@ fn read_idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 async fn status(State(state): State<Arc<ApiState>>, id: PathId) -> Result<Json<Value>, Problem> {
     let id = read_id(id)?;
     match state.lookup.find(id).await.map_err(store_problem)? {
-        Some(row) => Ok(Json(show(&row))),
+        Some(shown) => Ok(Json(shown)),
         None => Err(Problem::not_found(format!("there is no transaction {id}"))),
     }
 }
@@ -170,6 +174,11 @@ impl ListQuery {
         }
         Ok(())
     }
+}
+
+/// A transaction for the cache, if it may be kept.
+pub fn entry(row: &Transaction) -> Option<Entry> {
+    Cache::keeps(row.status).then(|| Entry { id: row.id, version: row.version, shown: show(row) })
 }
 
 /// A transaction as clients see it.

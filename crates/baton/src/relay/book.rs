@@ -8,6 +8,7 @@ use metrics::counter;
 use pipeline::Queue;
 use tracing::{error, info, warn};
 
+use super::api;
 use super::message::Envelope;
 use super::report::{Mode, Report, Source, Verdict};
 use super::store::{Saved, StoreError, TransactionStore};
@@ -144,7 +145,9 @@ impl Book {
         let saved = self.store.save(moved).await?;
         if saved != Saved::Stale {
             let after = &moved.transaction;
-            self.cache.put(after, Instant::now());
+            if let Some(entry) = api::entry(after) {
+                self.cache.put(entry);
+            }
             if after.status != before.status {
                 counter!("baton_transactions_total", "status" => after.status.name()).increment(1);
                 info!(

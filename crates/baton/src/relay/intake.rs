@@ -1,29 +1,44 @@
-//! Where the 202 is earned: the row and its message, durable before the answer. On the embedded engine they are one
-//! commit, so a crash leaves both or neither; concurrent requests share commits in the database's writer.
+//! Where the 202 is earned: the row and its message, durable before the answer.
+//!
+//! On the embedded engine they are one commit, so a crash leaves both or neither. Over two systems the row comes first:
+//! a crash in between leaves a row without a message, which the reconciler queues; and if the queue does not take the
+//! message, the row is taken back before anybody is told that it will never happen.
 //!
 //! Next: the message reaches [`super::consumer`].
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use metrics::{counter, histogram};
+use pipeline::QueueError;
 use pipeline::queue::sqlite::SqliteQueue;
 use sha2::{Digest, Sha256};
-use tracing::error;
+use tokio::time::{Instant, timeout_at};
+use tracing::{error, warn};
 
+use super::book::{Book, Updated};
 use super::call::DirectRequest;
+use super::coalescer::Coalescer;
 use super::message::Envelope;
 use super::store::sqlite::SqliteStore;
-use super::store::{Accepted, IdempotencyKey, StoreError, TransactionStore};
-use super::transaction::{Clocks, Kind, Status, Transaction, TransactionId};
+use super::store::{Accepted, IdempotencyKey, StoreError};
+use super::transaction::{FailedBy, Kind, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// Accepts transactions.
 pub struct Intake {
-    store: SqliteStore,
-    queue: SqliteQueue,
-    clocks: Clocks,
+    way: Way,
+    book: Arc<Book>,
     /// How long storing may take before the client is told that the outcome is unknown.
     timeout: Duration,
+}
+
+/// How row and message are stored.
+pub enum Way {
+    /// Both in one commit of the embedded engine.
+    OneCommit(SqliteStore, SqliteQueue),
+    /// The row, together with others, and then its message.
+    RowThenMessage(Coalescer),
 }
 
 /// What the client is told.
@@ -43,6 +58,9 @@ pub enum IntakeError {
     /// Nothing was stored and nothing will happen.
     #[error("the store is unavailable; nothing was accepted")]
     Unavailable(#[source] StoreError),
+    /// The queue did not take it; the row says so, and nothing will happen.
+    #[error("the queue is unavailable; nothing was accepted")]
+    NotQueued(#[source] QueueError),
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for another request")]
     KeyReused,
@@ -52,9 +70,9 @@ pub enum IntakeError {
 }
 
 impl Intake {
-    /// An intake on the embedded engine.
-    pub fn new(store: SqliteStore, queue: SqliteQueue, clocks: Clocks, timeout: Duration) -> Self {
-        Self { store, queue, clocks, timeout }
+    /// An intake.
+    pub fn new(way: Way, book: Arc<Book>, timeout: Duration) -> Self {
+        Self { way, book, timeout }
     }
 
     /// Stores a request and its message; when this returns, it will be done. A request that came before under the same
@@ -66,45 +84,120 @@ impl Intake {
         idempotency_key: Option<&str>,
     ) -> Result<Receipt, IntakeError> {
         let started = Instant::now();
-        let id = TransactionId::generate();
-        let row = Box::new(Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), &self.clocks));
-        let receipt = Receipt { id, status: row.status, created_at: row.created_at };
-        let message = Envelope::of(&row).outgoing();
-        let key = idempotency_key
-            .map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: Sha256::digest(&*row.request).into() });
-        let stored = tokio::time::timeout(self.timeout, self.store.accept(row, key, message, &self.queue)).await;
-        match stored {
-            Ok(Ok(Accepted::Before(id))) => self.came_before(id).await,
-            Ok(Ok(Accepted::Other)) => Err(IntakeError::KeyReused),
-            Ok(Ok(Accepted::Now)) => {
-                counter!("baton_accepted_total", "type" => Kind::Direct.name()).increment(1);
-                counter!("baton_transactions_total", "status" => receipt.status.name()).increment(1);
-                histogram!("baton_accept_seconds").record(started.elapsed().as_secs_f64());
-                Ok(receipt)
-            }
-            Ok(Err(failure @ StoreError::OutcomeUnknown(_))) => {
-                error!(transactionId = %id, action = "accept_unknown", "{failure}");
-                counter!("baton_accept_failures_total", "reason" => "unknown").increment(1);
-                Err(IntakeError::OutcomeUnknown(id))
-            }
-            Ok(Err(failure)) => {
-                counter!("baton_accept_failures_total", "reason" => "unavailable").increment(1);
-                Err(IntakeError::Unavailable(failure))
-            }
-            // The write is still queued and may yet be made: this is not a refusal.
-            Err(_) => {
-                counter!("baton_accept_failures_total", "reason" => "timeout").increment(1);
-                Err(IntakeError::OutcomeUnknown(id))
+        let deadline = started + self.timeout;
+        let clocks = &self.book.clocks;
+        let mut freed = false;
+        loop {
+            let id = TransactionId::generate();
+            let row = Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), clocks);
+            let receipt = Receipt { id, status: row.status, created_at: row.created_at };
+            let key = idempotency_key
+                .map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: Sha256::digest(&*row.request).into() });
+            let accepted = match &self.way {
+                Way::OneCommit(store, queue) => {
+                    let message = Envelope::of(&row).outgoing();
+                    let stored = timeout_at(deadline, store.accept_queued(Box::new(row), key, message, queue)).await;
+                    told(id, stored.map_err(drop))?
+                }
+                Way::RowThenMessage(rows) => {
+                    let message = Envelope::of(&row).outgoing();
+                    let stored = timeout_at(deadline, rows.accept((row, key))).await;
+                    let accepted = told(id, stored.map_err(drop))?;
+                    if accepted == Accepted::Now {
+                        self.queue(id, message, deadline).await?;
+                    }
+                    accepted
+                }
+            };
+            match accepted {
+                Accepted::Now => {
+                    counter!("baton_accepted_total", "type" => Kind::Direct.name()).increment(1);
+                    counter!("baton_transactions_total", "status" => receipt.status.name()).increment(1);
+                    histogram!("baton_accept_seconds").record(started.elapsed().as_secs_f64());
+                    return Ok(receipt);
+                }
+                Accepted::Other => return Err(IntakeError::KeyReused),
+                Accepted::Before(first) => {
+                    counter!("baton_idempotent_repeats_total").increment(1);
+                    let row = match self.book.store.get(first).await {
+                        Ok(Some(row)) => row,
+                        // The transaction exists, since its key does; only its status is not to be had now.
+                        Ok(None) | Err(_) => return Err(IntakeError::OutcomeUnknown(first)),
+                    };
+                    // The client was told that it would never happen, and asks again: the key is free for another try.
+                    if let (Some(FailedBy::Intake), Some(key), false) = (row.failed_by, idempotency_key, freed) {
+                        freed = true;
+                        let released = self.book.store.release_key(api_key, key, first).await;
+                        released.map_err(IntakeError::Unavailable)?;
+                        continue;
+                    }
+                    return Ok(Receipt { id: first, status: row.status, created_at: row.created_at });
+                }
             }
         }
     }
 
-    async fn came_before(&self, id: TransactionId) -> Result<Receipt, IntakeError> {
-        counter!("baton_idempotent_repeats_total").increment(1);
-        match self.store.get(id).await {
-            Ok(Some(row)) => Ok(Receipt { id, status: row.status, created_at: row.created_at }),
-            // The transaction exists, since its key does; only its status is not to be had now.
-            Ok(None) | Err(_) => Err(IntakeError::OutcomeUnknown(id)),
+    /// Queues the message of a stored row, or takes the row back.
+    async fn queue(
+        &self,
+        id: TransactionId,
+        message: pipeline::Outgoing,
+        deadline: Instant,
+    ) -> Result<(), IntakeError> {
+        // A part of the time is kept for taking the row back.
+        let send_until = deadline - self.timeout / 3;
+        let sent = match timeout_at(send_until, self.book.queue.send(std::slice::from_ref(&message))).await {
+            Ok(sent) => sent.into_iter().next().unwrap_or(Err(QueueError::OutcomeUnknown("no answer".into()))),
+            Err(_) => Err(QueueError::OutcomeUnknown("no answer in time".into())),
+        };
+        let Err(failure) = sent else { return Ok(()) };
+        warn!(transactionId = %id, action = "not_queued", "{failure}");
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let now = Timestamp::now();
+            match timeout_at(deadline, self.book.update(id, |row| row.not_queued(now))).await {
+                Ok(Ok(Updated::Moved(_))) => {
+                    counter!("baton_accept_failures_total", "reason" => "queue").increment(1);
+                    return Err(IntakeError::NotQueued(failure));
+                }
+                // An earlier try was saved, and only its answer was lost.
+                Ok(Ok(Updated::Refused(_, row))) if row.failed_by == Some(FailedBy::Intake) => {
+                    counter!("baton_accept_failures_total", "reason" => "queue").increment(1);
+                    return Err(IntakeError::NotQueued(failure));
+                }
+                // Its message arrived after all, and it is under way.
+                Ok(Ok(Updated::Refused(..))) => return Ok(()),
+                Ok(Err(away)) if away.is_transient() && Instant::now() + pause < deadline => {
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                Ok(Ok(Updated::Missing) | Err(_)) | Err(_) => {
+                    error!(transactionId = %id, action = "accept_unknown", "neither queued nor taken back: {failure}");
+                    counter!("baton_accept_failures_total", "reason" => "unknown").increment(1);
+                    return Err(IntakeError::OutcomeUnknown(id));
+                }
+            }
+        }
+    }
+}
+
+/// What the store's answer means for the client; `Err(())` is none in time.
+fn told(id: TransactionId, stored: Result<Result<Accepted, StoreError>, ()>) -> Result<Accepted, IntakeError> {
+    match stored {
+        Ok(Ok(accepted)) => Ok(accepted),
+        Ok(Err(failure @ StoreError::OutcomeUnknown(_))) => {
+            error!(transactionId = %id, action = "accept_unknown", "{failure}");
+            counter!("baton_accept_failures_total", "reason" => "unknown").increment(1);
+            Err(IntakeError::OutcomeUnknown(id))
+        }
+        Ok(Err(failure)) => {
+            counter!("baton_accept_failures_total", "reason" => "unavailable").increment(1);
+            Err(IntakeError::Unavailable(failure))
+        }
+        // The write is still queued and may yet be made: this is not a refusal.
+        Err(()) => {
+            counter!("baton_accept_failures_total", "reason" => "timeout").increment(1);
+            Err(IntakeError::OutcomeUnknown(id))
         }
     }
 }

@@ -4,27 +4,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use axum::Router;
 use metrics::gauge;
-use pipeline::queue::sqlite::SqliteQueue;
-use pipeline::sqlite::Database;
-use pipeline::{Pipeline, PipelineOptions, QueueOptions, RetryPolicy, Summary};
+use pipeline::{Pipeline, PipelineOptions, RetryPolicy, Summary};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::api::{self, ApiState};
 use super::book::Book;
 use super::consumer::{Consumer, ConsumerSettings};
+use super::engine::Engine;
 use super::intake::Intake;
 use super::reconciler::{Reconciler, ReconcilerSettings};
 use super::relayer::client::RelayerClient;
 use super::relayer::pool::Pool;
 use super::status::StatusLookup;
-use super::store::sqlite::SqliteStore;
 use super::transaction::ConsumerId;
 use super::webhook::{self, WebhookState};
-use crate::cache::Cache;
 use crate::config::{Config, RelayConfig};
 use crate::timestamp::Timestamp;
 
@@ -37,8 +33,7 @@ pub struct Lane {
     pub book: Arc<Book>,
     /// The relayers.
     pub pool: Arc<Pool>,
-    store: SqliteStore,
-    queue: SqliteQueue,
+    engine: Engine,
     config: RelayConfig,
     request_timeout: Duration,
 }
@@ -48,27 +43,15 @@ const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the gauges are refreshed.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 
-/// The database file of the embedded engine.
-pub fn database_path(config: &Config) -> std::path::PathBuf {
-    config.data_dir.join("baton.db")
-}
-
 impl Lane {
-    /// Opens the lane's store and queue on this database; nothing runs yet.
-    pub async fn open(config: &Config, database: &Database) -> anyhow::Result<Self> {
+    /// Opens the lane's store and queue; nothing runs yet.
+    pub async fn open(config: &Config) -> anyhow::Result<Self> {
         let relay = config.relay.clone();
-        let store = SqliteStore::open(database).await.context("cannot prepare the transaction store")?;
-        let options = QueueOptions {
-            lease: relay.queue_lease,
-            retention: relay.queue_retention,
-            receives_max: Some(relay.queue_receives_max),
-            ..QueueOptions::default()
-        };
-        let queue = SqliteQueue::open(database, QUEUE, options).await.context("cannot prepare the queue")?;
+        let engine = Engine::open(config).await?;
         let book = Arc::new(Book {
-            store: Arc::new(store.clone()),
-            queue: Arc::new(queue.clone()),
-            cache: Cache::default(),
+            store: engine.store(),
+            queue: engine.queue(),
+            cache: engine.cache(config)?,
             mode: relay.mode,
             clocks: relay.clocks,
         });
@@ -80,7 +63,7 @@ impl Lane {
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout);
-        Ok(Self { book, pool, store, queue, config: relay, request_timeout: config.http.request_timeout })
+        Ok(Self { book, pool, engine, config: relay, request_timeout: config.http.request_timeout })
     }
 
     /// The routes that need a key.
@@ -89,7 +72,7 @@ impl Lane {
         // apart from a slow client.
         let timeout = (self.request_timeout / 2).min(Duration::from_secs(10))
             - Duration::from_millis(10).min(self.request_timeout / 4);
-        let intake = Intake::new(self.store.clone(), self.queue.clone(), self.config.clocks, timeout);
+        let intake = Intake::new(self.engine.way(), Arc::clone(&self.book), timeout);
         let lookup = StatusLookup::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.config.health_timeout);
         api::routes(ApiState { intake, lookup, book: Arc::clone(&self.book) })
     }
@@ -155,7 +138,7 @@ impl Lane {
 
     /// Keeps watch over the relayers and refreshes the gauges until shutdown.
     pub async fn watch(&self, shutdown: CancellationToken) {
-        tokio::join!(self.pool.watch(shutdown.clone()), self.measure(shutdown));
+        tokio::join!(self.pool.watch(shutdown.clone()), self.engine.watch(shutdown.clone()), self.measure(shutdown));
     }
 
     async fn measure(&self, shutdown: CancellationToken) {

@@ -1,14 +1,16 @@
 //! The relay lane, its files in the order a transaction meets them:
 //!
-//! [`api`] → [`call`] → [`intake`] → ([`message`]) → [`consumer`] → [`routing`] → [`relayer`] → [`webhook`] →
+//! [`api`] → [`call`] → [`intake`] (with [`coalescer`]) → ([`message`]) → [`consumer`] → [`routing`] → [`relayer`] → [`webhook`] →
 //! [`report`] → [`status`], with [`reconciler`] for whatever got stuck and [`doubt`] for what nobody knows. [`transaction`] holds the states and their
 //! only legal moves; [`book`] saves them in a [`store`].
 
 pub mod api;
 pub mod book;
 pub mod call;
+pub mod coalescer;
 pub mod consumer;
 pub mod doubt;
+pub mod engine;
 pub mod intake;
 pub mod lane;
 pub mod message;

@@ -1,4 +1,4 @@
-//! The status in three tiers: this process's cache, the database, the relayers. What the third tier finds is stored,
+//! The status in three tiers: the cache, the database, the relayers. What the third tier finds is stored,
 //! unless it may be the very record that a submission in doubt is looking for.
 
 use std::collections::HashMap;
@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::counter;
+use serde_json::Value;
 use tracing::debug;
 
+use super::api;
 use super::book::Book;
 use super::call::{Call, DirectRequest, Speed};
 use super::relayer::client::describe;
@@ -38,15 +40,15 @@ impl StatusLookup {
     }
 
     /// The transaction, from the nearest tier that knows it.
-    pub async fn find(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
-        if let Some(row) = self.book.cache.get(id, Instant::now()) {
+    pub async fn find(&self, id: TransactionId) -> Result<Option<Value>, StoreError> {
+        if let Some(shown) = self.book.cache.get(id).await {
             counter!("baton_status_total", "tier" => "cache").increment(1);
-            return Ok(Some(row));
+            return Ok(Some(shown));
         }
         if let Some(row) = self.book.store.get(id).await? {
-            self.book.cache.put(&row, Instant::now());
+            self.keep(&row);
             counter!("baton_status_total", "tier" => "database").increment(1);
-            return Ok(Some(row));
+            return Ok(Some(api::show(&row)));
         }
         if self.is_known_unknown(id) {
             return Ok(None);
@@ -55,7 +57,7 @@ impl StatusLookup {
         let tx_id = RelayerTxId(id.to_string());
         if let Some(row) = self.book.store.find_bound(&tx_id).await? {
             counter!("baton_status_total", "tier" => "database").increment(1);
-            return Ok(Some(row));
+            return Ok(Some(api::show(&row)));
         }
         let found = self.ask_relayers(id, &tx_id).await?;
         match &found {
@@ -65,7 +67,7 @@ impl StatusLookup {
                 self.remember_unknown(id);
             }
         }
-        Ok(found)
+        Ok(found.as_ref().map(api::show))
     }
 
     async fn ask_relayers(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
@@ -87,13 +89,19 @@ impl StatusLookup {
         let wanted = claims.iter().any(|claim| claim.call.matches(&report)) || claims.len() >= CLAIMS_COMPARED_MAX;
         if !wanted {
             match self.book.store.insert(std::slice::from_ref(&row)).await {
-                Ok(()) => self.book.cache.put(&row, Instant::now()),
+                Ok(()) => self.keep(&row),
                 // Another reader was quicker.
                 Err(StoreError::Conflict { .. }) => {}
                 Err(failure) => return Err(failure),
             }
         }
         Ok(Some(row))
+    }
+
+    fn keep(&self, row: &Transaction) {
+        if let Some(entry) = api::entry(row) {
+            self.book.cache.put(entry);
+        }
     }
 
     fn is_known_unknown(&self, id: TransactionId) -> bool {

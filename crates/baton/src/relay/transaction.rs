@@ -618,6 +618,22 @@ impl Transaction {
         }
     }
 
+    /// Takes back an accept whose message did not get into the queue, unless somebody has it under way already. Only
+    /// after this may a client be told that it will never happen: a message that arrives after all finds a failed row.
+    pub fn not_queued(&self, now: Timestamp) -> Result<Moved, Refused> {
+        self.not_final()?;
+        if self.claim.is_some() {
+            return Err(Refused::Claimed);
+        }
+        if self.binding.is_some() {
+            return Err(Refused::Bound);
+        }
+        if self.attempts > 0 || self.reroutes > 0 || self.replays > 0 || self.imported {
+            return Err(Refused::NotPossible("it has been under way before"));
+        }
+        Ok(failed(self.next(now), FailedBy::Intake, "queue unavailable"))
+    }
+
     /// Nothing learned: look again later.
     pub fn look_again(&self, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;

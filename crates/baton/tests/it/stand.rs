@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use harness::engine::{Engine, EngineSetup};
 use harness::ledger::Books;
 use harness::ports::free_port;
 use harness::process::{Process, Program};
+use harness::proxy::Proxy;
 use harness::relayer::{Relayer, RelayerOptions};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -23,6 +25,8 @@ pub const TO: &str = "0x5FbDB2315678afecb367f032d93F642f64180aa3";
 pub struct Plan {
     relayers: Vec<RelayerOptions>,
     env: BTreeMap<String, String>,
+    api_links: BTreeMap<String, u16>,
+    engine: Engine,
     split: bool,
     webhooks: bool,
 }
@@ -51,6 +55,8 @@ impl Plan {
         Self {
             relayers: (1..=count).map(|number| RelayerOptions::new(format!("relayer-{number}"))).collect(),
             env: env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            api_links: BTreeMap::new(),
+            engine: Engine::from_env(),
             split: false,
             webhooks: true,
         }
@@ -59,6 +65,18 @@ impl Plan {
     /// With another variable.
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// On that engine, whatever this run is told.
+    pub fn engine(mut self, engine: Engine) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// The API alone reaches the server that this variable names by a link.
+    pub fn api_behind(mut self, name: &str, link: &Proxy) -> Self {
+        self.api_links.insert(name.to_owned(), link.port());
         self
     }
 
@@ -83,6 +101,7 @@ impl Plan {
     /// Starts all of it and waits until it is ready.
     pub async fn start(self) -> Stand {
         let directory = tempfile::tempdir().unwrap();
+        let engine = self.engine.set_up();
         let port = free_port();
         let base = format!("http://127.0.0.1:{port}");
         let mut relayers = Vec::new();
@@ -95,6 +114,9 @@ impl Plan {
             relayers.push(Relayer::start(options).await);
         }
         let mut env = self.env;
+        for (name, value) in &engine.vars {
+            env.entry(name.clone()).or_insert_with(|| value.clone());
+        }
         let list = |part: &dyn Fn(&Relayer) -> String| relayers.iter().map(part).collect::<Vec<_>>().join(",");
         env.insert("BATON_DATA_DIR".into(), directory.path().display().to_string());
         env.insert("OZ_RELAYER_URLS".into(), list(&|relayer| relayer.url()));
@@ -102,9 +124,16 @@ impl Plan {
         env.insert("RELAY_API_KEY".into(), API_KEY.into());
         env.insert("WEBHOOK_SIGNING_KEY".into(), WEBHOOK_KEY.into());
         let service = if self.split { "relay-api" } else { "serve" };
-        let api = baton([service], &env).env("PORT", port.to_string()).start().unwrap();
+        let mut api_env = env.clone();
+        for (name, port) in self.api_links {
+            let mut url = reqwest::Url::parse(&env[&name]).unwrap();
+            url.set_port(Some(port)).unwrap();
+            api_env.insert(name, url.to_string());
+        }
+        let api = baton([service], &api_env).env("PORT", port.to_string()).start().unwrap();
         let mut stand = Stand {
             _directory: directory,
+            _engine: engine,
             relayers,
             env,
             base,
@@ -133,6 +162,7 @@ pub const WARM_UP: usize = 0xffff_0000;
 pub struct Stand {
     /// Kept until the end.
     _directory: tempfile::TempDir,
+    _engine: EngineSetup,
     pub relayers: Vec<Relayer>,
     pub env: BTreeMap<String, String>,
     pub base: String,

@@ -27,7 +27,7 @@ async fn missing_and_contradictory_settings_are_all_named_and_no_socket_is_opene
         ("OZ_RELAYER_URLS".to_owned(), "http://a:1,http://b:2".to_owned()),
         ("OZ_RELAYER_API_KEY".to_owned(), "x,y,z".to_owned()),
         ("RELAY_MODE".to_owned(), "perhaps".to_owned()),
-        ("DATABASE_URL".to_owned(), "mysql://here".to_owned()),
+        ("DATABASE_URL".to_owned(), "sqlite://here".to_owned()),
     ]);
     let (code, said) = run(["serve"], &env).await;
     assert_eq!(code, 2, "{said}");

@@ -1,70 +1,57 @@
-//! The contract of a transaction store, on the embedded one. Each later database adds a constructor, not tests.
+//! The contract of a transaction store, on every database. A database adds a constructor in `store/engines.rs`, not tests;
+//! what only MySQL can get wrong is in `store/mysql.rs`.
 
-use baton::config::{Config, Service};
-use baton::relay::call::DirectRequest;
+mod engines;
+mod mysql;
+
 use baton::relay::report::{Mode, Report, ReportedStatus, Source, Verdict};
-use baton::relay::store::sqlite::SqliteStore;
-use baton::relay::store::{Due, Filter, Saved, StoreError, TransactionStore};
+use baton::relay::store::{Due, Filter, Saved, StoreError};
 use baton::relay::transaction::{
-    Clocks, ConsumerId, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, Unknown,
+    ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, Unknown,
 };
 use baton::timestamp::Timestamp;
-use pipeline::sqlite::Database;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::stand::TO;
+use engines::{Fixture, bind, claim, row};
 
-struct Fixture {
-    _directory: tempfile::TempDir,
-    store: SqliteStore,
-    clocks: Clocks,
+macro_rules! on_every_database {
+    ($($test:ident)+) => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $test() { super::$test(&super::Fixture::sqlite().await).await; })+
+        }
+        mod on_mysql {
+            $(#[tokio::test] async fn $test() { super::$test(&super::Fixture::mysql().await).await; })+
+        }
+    };
 }
 
-async fn fixture() -> Fixture {
-    let directory = tempfile::tempdir().unwrap();
-    let database = Database::open(&directory.path().join("baton.db")).unwrap();
-    let clocks = Config::from_vars(Service::Command, |_| None).unwrap().relay.clocks;
-    Fixture { store: SqliteStore::open(&database).await.unwrap(), _directory: directory, clocks }
+on_every_database! {
+    a_row_is_read_back_as_it_was_written_in_every_state
+    of_two_moves_from_one_version_one_is_stale
+    a_relayer_transaction_belongs_to_one_row
+    of_two_rows_that_want_one_record_at_once_one_gets_it
+    ids_differ_by_case_and_by_a_space_at_the_end
+    a_row_is_inserted_once_and_all_or_none
+    due_rows_come_oldest_first_and_final_ones_never
+    lists_are_filtered_and_paged_newest_first
+    the_witness_is_the_last_row_bound_before
+    early_webhooks_are_kept_in_order_and_taken_once
+    early_webhooks_are_not_kept_without_end
+    a_webhook_and_its_bind_never_miss_each_other
+    steps_written_at_once_all_have_a_place
+    a_timeline_does_not_grow_without_end
+    the_census_counts_what_is_open
+    a_row_that_cannot_be_read_names_its_column
 }
 
-impl Fixture {
-    fn row(&self, at: i64) -> Transaction {
-        let body = json!({ "to": TO, "value": "115792089237316195423570985008687907853269984665640564039457584007913129639935",
-            "data": "0xab", "gas": 21000, "retryOnFailure": true });
-        let request = DirectRequest::parse(&body).unwrap();
-        Transaction::accepted(TransactionId::generate(), &request, "key".into(), Timestamp(at), &self.clocks)
-    }
-
-    async fn inserted(&self) -> Transaction {
-        let row = self.row(Timestamp::now().0);
-        self.store.insert(std::slice::from_ref(&row)).await.unwrap();
-        row
-    }
-
-    async fn bound(&self, tx_id: &str) -> Result<Transaction, StoreError> {
-        let row = self.inserted().await;
-        let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
-        let claimed = row.claim(&me, token, &RelayerUrl("http://r1".into()), "test", now, &self.clocks).unwrap();
-        assert_eq!(self.store.save(&claimed).await?, Saved::Yes { early: false });
-        let bound = claimed
-            .transaction
-            .bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", now, &self.clocks)
-            .unwrap();
-        assert_eq!(self.store.save(&bound).await?, Saved::Yes { early: false });
-        Ok(bound.transaction)
-    }
-}
-
-#[tokio::test]
-async fn a_row_is_read_back_as_it_was_written_in_every_state() {
-    let fixture = fixture().await;
+async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) {
     let row = fixture.inserted().await;
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(row.clone()));
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.clocks).unwrap()];
-    moves.push(moves[0].transaction.doubt(token, "500", Unknown::Answered, now, &fixture.clocks).unwrap());
+    moves.push(moves[0].transaction.doubt(token, "500 ✗", Unknown::Answered, now, &fixture.clocks).unwrap());
     moves.push(moves[1].transaction.absent(token, now, now, &fixture.clocks).unwrap());
     moves.push(
         moves[2].transaction.bind(token, &RelayerTxId("oz".into()), Some("0xf"), "t", now, &fixture.clocks).unwrap(),
@@ -75,31 +62,43 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state() {
         assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
         assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     }
+    // What no move above sets.
+    let mut last = fixture.store.get(row.id).await.unwrap().unwrap();
+    last.version += 1;
+    last.confirmed_at = Some(Timestamp(1_700_000_000_123));
+    last.hash = Some(format!("0x{}", "ab".repeat(32)));
+    last.result = Some(json!({ "hash": "0x1", "nested": [1, u64::MAX, "é", null] }));
+    last.avoid = Some(RelayerUrl("http://r2".into()));
+    (last.attempts, last.reroutes, last.replays, last.auto_replayed) = (1, 2, 3, true);
+    last.error_message = Some("x".repeat(100_000));
+    if let Some(binding) = &mut last.binding {
+        binding.nonce = Some(u64::from(u32::MAX) + 1);
+    }
+    let moved = baton::relay::transaction::Moved { transaction: last, steps: Vec::new() };
+    assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
+    assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);
 }
 
-#[tokio::test]
-async fn of_two_moves_from_one_version_one_is_stale() {
-    let fixture = fixture().await;
+async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
     let row = fixture.inserted().await;
-    let relayer = RelayerUrl("http://r1".into());
-    let claim = |name: &str| {
-        let me = ConsumerId(name.into());
-        row.claim(&me, Uuid::new_v4(), &relayer, "test", Timestamp::now(), &fixture.clocks).unwrap()
-    };
-    let claims: Vec<_> = ["a", "b", "c", "d"].iter().map(|name| claim(name)).collect();
+    let claims: Vec<_> = (0..4).map(|_| claim(&row).0).collect();
     let saves = claims.iter().map(|moved| fixture.store.save(moved));
     let saved: Vec<_> = futures::future::join_all(saves).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(saved.iter().filter(|saved| **saved == (Saved::Yes { early: false })).count(), 1, "{saved:?}");
+    assert_eq!(saved.iter().filter(|saved| **saved == Saved::Stale).count(), 3, "{saved:?}");
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 1, "a stale move leaves no step");
+    let unknown = claim(&engines::row(1)).0;
+    assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "there is no such row");
 }
 
-#[tokio::test]
-async fn a_relayer_transaction_belongs_to_one_row() {
-    let fixture = fixture().await;
+async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
     let first = fixture.bound("oz-1").await.unwrap();
-    let second = fixture.bound("oz-1").await;
-    assert!(matches!(second, Err(StoreError::Conflict { .. })), "{second:?}");
+    let (rival, token) = fixture.claimed().await;
+    let second = fixture.store.save(&bind(&rival, token, "oz-1")).await;
+    assert!(matches!(second, Err(StoreError::Conflict { constraint: "relayer_transactions" })), "{second:?}");
+    assert_eq!(fixture.store.get(rival.id).await.unwrap(), Some(rival.clone()), "a refused move leaves the row alone");
+    assert_eq!(fixture.store.timeline(rival.id).await.unwrap().len(), 1, "and its timeline");
     let tx_id = RelayerTxId("oz-1".into());
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
     // Gone to another relayer since: the record still belongs to this row, for good.
@@ -126,12 +125,48 @@ async fn a_relayer_transaction_belongs_to_one_row() {
     assert!(matches!(fixture.bound("oz-1").await, Err(StoreError::Conflict { .. })));
     let among = [tx_id.clone(), RelayerTxId("oz-2".into())];
     assert_eq!(fixture.store.bound_among(&among).await.unwrap(), [tx_id]);
+    assert_eq!(fixture.store.bound_among(&[]).await.unwrap(), []);
 }
 
-#[tokio::test]
-async fn due_rows_come_oldest_first_and_final_ones_never() {
-    let fixture = fixture().await;
-    let (late, early, done) = (fixture.row(2000), fixture.row(1000), fixture.row(500));
+async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &Fixture) {
+    for round in 0..10 {
+        let tx_id = format!("oz-{round}");
+        let mut binds = Vec::new();
+        for _ in 0..4 {
+            let (claimed, token) = fixture.claimed().await;
+            binds.push(bind(&claimed, token, &tx_id));
+        }
+        let saves = futures::future::join_all(binds.iter().map(|moved| fixture.store.save(moved))).await;
+        assert_eq!(saves.iter().filter(|saved| matches!(saved, Ok(Saved::Yes { .. }))).count(), 1, "{saves:?}");
+        let refused = saves
+            .iter()
+            .filter(|saved| matches!(saved, Err(StoreError::Conflict { constraint: "relayer_transactions" })));
+        assert_eq!(refused.count(), 3, "{saves:?}");
+    }
+}
+
+async fn ids_differ_by_case_and_by_a_space_at_the_end(fixture: &Fixture) {
+    for tx_id in ["oz-a", "oz-A", "oz-a ", "oz-á"] {
+        let row = fixture.bound(tx_id).await.unwrap();
+        assert_eq!(fixture.store.find_bound(&RelayerTxId(tx_id.into())).await.unwrap(), Some(row));
+    }
+}
+
+async fn a_row_is_inserted_once_and_all_or_none(fixture: &Fixture) {
+    let (old, new) = (fixture.inserted().await, row(1000));
+    let again = fixture.store.insert(&[new.clone(), old]).await;
+    assert!(matches!(again, Err(StoreError::Conflict { constraint: "transactions_pkey" })), "{again:?}");
+    assert_eq!(fixture.store.get(new.id).await.unwrap(), None);
+    let taken = fixture.bound("oz-1").await.unwrap();
+    let import = Transaction { id: new.id, ..taken };
+    let imported = fixture.store.insert(&[row(1), import]).await;
+    assert!(matches!(imported, Err(StoreError::Conflict { constraint: "relayer_transactions" })), "{imported:?}");
+    assert_eq!(fixture.store.get(new.id).await.unwrap(), None);
+    fixture.store.insert(&[]).await.unwrap();
+}
+
+async fn due_rows_come_oldest_first_and_final_ones_never(fixture: &Fixture) {
+    let (late, early, done) = (row(2000), row(1000), row(500));
     fixture.store.insert(&[late.clone(), early.clone(), done.clone()]).await.unwrap();
     fixture.store.save(&done.resolve_fail(Timestamp(3000)).unwrap()).await.unwrap();
     let at = |row: &Transaction| row.check_at.unwrap();
@@ -142,75 +177,165 @@ async fn due_rows_come_oldest_first_and_final_ones_never() {
     assert_eq!(fixture.store.due(Due::Waiting, at(&late), 1).await.unwrap().len(), 1);
     let forever = Timestamp(i64::MAX);
     assert!(fixture.store.due(Due::Claimed, forever, 10).await.unwrap().is_empty());
-    let claimed = early
-        .claim(
-            &ConsumerId::generate(),
-            Uuid::new_v4(),
-            &RelayerUrl("http://r".into()),
-            "t",
-            Timestamp(4000),
-            &fixture.clocks,
-        )
-        .unwrap();
-    fixture.store.save(&claimed).await.unwrap();
+    fixture.store.save(&claim(&early).0).await.unwrap();
     let bound = fixture.bound("oz-1").await.unwrap();
     for (kind, expected) in [(Due::Claimed, early.id), (Due::Bound, bound.id), (Due::Waiting, late.id)] {
         let due: Vec<_> = fixture.store.due(kind, forever, 10).await.unwrap().into_iter().map(|row| row.id).collect();
         assert_eq!(due, [expected], "{kind:?}");
     }
+    let claimed: Vec<_> = fixture.store.claimed(10).await.unwrap().into_iter().map(|row| row.id).collect();
+    assert_eq!(claimed, [early.id]);
 }
 
-#[tokio::test]
-async fn early_webhooks_are_kept_in_order_and_taken_once() {
-    let fixture = fixture().await;
+async fn lists_are_filtered_and_paged_newest_first(fixture: &Fixture) {
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(fixture.inserted().await.id);
+    }
+    let bound = fixture.bound("oz-1").await.unwrap();
+    let (claimed, _) = fixture.claimed().await;
+    ids.extend([bound.id, claimed.id]);
+    ids.reverse();
+    let store = &fixture.store;
+    let list = async |filter: Filter, before, max| {
+        let rows = store.list(&filter, before, max).await.unwrap();
+        rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    assert_eq!(list(Filter::default(), None, 100).await, ids);
+    assert_eq!(list(Filter::default(), None, 3).await, ids[..3]);
+    assert_eq!(list(Filter::default(), Some(ids[2]), 3).await, ids[3..6]);
+    let only = |status| Filter { status: Some(status), ..Filter::default() };
+    assert_eq!(list(only(Status::Submitted), None, 10).await, [bound.id]);
+    assert_eq!(list(only(Status::Pending), None, 10).await.len(), 6);
+    assert_eq!(list(Filter { kind: Some(Kind::Gasless), ..Filter::default() }, None, 10).await, []);
+    assert_eq!(list(Filter { kind: Some(Kind::Direct), ..Filter::default() }, None, 10).await.len(), 7);
+    let relayer = Some(RelayerUrl("http://r1".into()));
+    assert_eq!(list(Filter { relayer, ..Filter::default() }, None, 10).await, [claimed.id, bound.id]);
+    let at = |id: TransactionId| {
+        let (seconds, nanoseconds) = id.0.get_timestamp().unwrap().to_unix();
+        Timestamp(i64::try_from(seconds * 1000 + u64::from(nanoseconds) / 1_000_000).unwrap())
+    };
+    let (newest, oldest) = (at(ids[0]), at(ids[6]));
+    let after = Timestamp(newest.0 + 1);
+    assert_eq!(list(Filter { from: Some(oldest), until: Some(after), ..Filter::default() }, None, 10).await, ids);
+    assert_eq!(list(Filter { until: Some(oldest), ..Filter::default() }, None, 10).await, []);
+    assert_eq!(list(Filter { from: Some(after), ..Filter::default() }, None, 10).await, []);
+}
+
+async fn the_witness_is_the_last_row_bound_before(fixture: &Fixture) {
+    let relayer = RelayerUrl("http://r1".into());
+    let later = Timestamp(Timestamp::now().0 + 60_000);
+    assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), None);
+    fixture.bound("oz-1").await.unwrap();
+    let second = fixture.bound("oz-2").await.unwrap();
+    fixture.claimed().await;
+    assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), Some(second));
+    assert_eq!(fixture.store.bound_before(&relayer, Timestamp(1000)).await.unwrap(), None);
+    assert_eq!(fixture.store.bound_before(&RelayerUrl("http://r2".into()), later).await.unwrap(), None);
+}
+
+async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &Fixture) {
     let tx_id = RelayerTxId("oz-1".into());
     for record in ["one", "two"] {
         fixture.store.keep_early(&tx_id, record, Timestamp(1000)).await.unwrap();
     }
-    assert_eq!(fixture.store.take_early(&tx_id).await.unwrap(), ["one", "two"]);
+    let (claimed, token) = fixture.claimed().await;
+    assert_eq!(fixture.store.save(&bind(&claimed, token, "oz-1")).await.unwrap(), Saved::Yes { early: true });
+    let takers = (0..4).map(|_| fixture.store.take_early(&tx_id));
+    let taken: Vec<_> = futures::future::join_all(takers).await.into_iter().flat_map(Result::unwrap).collect();
+    assert_eq!(taken, ["one", "two"]);
     assert!(fixture.store.take_early(&tx_id).await.unwrap().is_empty());
     fixture.store.keep_early(&tx_id, "old", Timestamp(1000)).await.unwrap();
     assert_eq!(fixture.store.forget(Timestamp(2000)).await.unwrap(), 1);
     assert!(fixture.store.take_early(&tx_id).await.unwrap().is_empty());
 }
 
-#[tokio::test]
-async fn the_census_counts_what_is_open() {
-    let fixture = fixture().await;
-    fixture.inserted().await;
-    fixture.bound("oz-1").await.unwrap();
+async fn early_webhooks_are_not_kept_without_end(fixture: &Fixture) {
+    let tx_id = RelayerTxId("oz-1".into());
+    let keeps = (0..8).map(|_| fixture.store.keep_early(&tx_id, "at once", Timestamp(1000)));
+    futures::future::join_all(keeps).await.into_iter().for_each(Result::unwrap);
+    for _ in 0..17 {
+        fixture.store.keep_early(&tx_id, "one more", Timestamp(1000)).await.unwrap();
+    }
+    assert_eq!(fixture.store.take_early(&tx_id).await.unwrap().len(), 20);
+}
+
+async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &Fixture) {
+    for round in 0..50 {
+        let tx_id = RelayerTxId(format!("oz-{round}"));
+        let (claimed, token) = fixture.claimed().await;
+        let moved = bind(&claimed, token, &tx_id.0);
+        let webhook = async {
+            fixture.store.keep_early(&tx_id, "{}", Timestamp::now()).await.unwrap();
+            fixture.store.find_bound(&tx_id).await.unwrap()
+        };
+        let (saved, found) = tokio::join!(fixture.store.save(&moved), webhook);
+        let seen_by_bind = saved.unwrap() == Saved::Yes { early: true };
+        assert!(seen_by_bind || found.is_some(), "round {round}: the webhook is lost");
+    }
+}
+
+async fn steps_written_at_once_all_have_a_place(fixture: &Fixture) {
     let row = fixture.inserted().await;
-    let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
-    let claimed = row.claim(&me, token, &RelayerUrl("http://r1".into()), "test", now, &fixture.clocks).unwrap();
-    fixture.store.save(&claimed).await.unwrap();
-    fixture
-        .store
-        .save(&claimed.transaction.doubt(token, "500", Unknown::Answered, now, &fixture.clocks).unwrap())
-        .await
-        .unwrap();
+    let claimed = claim(&row).0;
+    let notes = (0..8).map(|_| async {
+        fixture.store.note(row.id, &Step::new("looked", "at"), Timestamp::now()).await.unwrap();
+    });
+    let (saved, _) = tokio::join!(fixture.store.save(&claimed), futures::future::join_all(notes));
+    assert_eq!(saved.unwrap(), Saved::Yes { early: false });
+    let places: Vec<_> = fixture.store.timeline(row.id).await.unwrap().into_iter().map(|entry| entry.seq).collect();
+    assert_eq!(places, (1..=9).collect::<Vec<_>>());
+}
+
+async fn a_timeline_does_not_grow_without_end(fixture: &Fixture) {
+    let row = fixture.inserted().await;
+    for _ in 0..205 {
+        fixture.store.note(row.id, &Step::new("webhook-ignored", "again"), Timestamp(1)).await.unwrap();
+    }
+    assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 200);
+    fixture.store.note(row.id, &Step::new("sent-twice", "an alarm"), Timestamp(2)).await.unwrap();
+    assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 201, "there is room for what matters");
+}
+
+async fn the_census_counts_what_is_open(fixture: &Fixture) {
+    let oldest = fixture.inserted().await;
+    let bound = fixture.bound("oz-1").await.unwrap();
+    let (claimed, token) = fixture.claimed().await;
+    let now = Timestamp::now();
+    fixture.store.save(&claimed.doubt(token, "500", Unknown::Answered, now, &fixture.clocks).unwrap()).await.unwrap();
     let census = fixture.store.census().await.unwrap();
     assert_eq!(census.open, [(Status::Pending, 2), (Status::Submitted, 1)]);
-    assert_eq!((census.claims, census.claims_in_doubt), (1, 1));
-    let doubtful = fixture.store.list(&Filter { in_doubt: true, ..Filter::default() }, None, 10).await.unwrap();
-    assert_eq!(doubtful.iter().map(|row| row.id).collect::<Vec<_>>(), [row.id]);
+    assert_eq!((census.claims, census.claims_in_doubt, census.forgotten), (1, 1, 0));
+    assert_eq!(census.oldest_pending, Some(oldest.created_at));
+    let in_doubt = Filter { in_doubt: true, ..Filter::default() };
+    let doubtful = fixture.store.list(&in_doubt, None, 10).await.unwrap();
+    assert_eq!(doubtful.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed.id]);
+    let forgotten = bound.forgotten(now, now).unwrap();
+    fixture.store.save(&forgotten).await.unwrap();
+    assert_eq!(fixture.store.census().await.unwrap().forgotten, 1);
+    assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 2);
+    fixture.store.save(&forgotten.transaction.resolve_fail(now).unwrap()).await.unwrap();
+    assert_eq!(fixture.store.census().await.unwrap().forgotten, 0);
+    assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 1);
+    let me = ConsumerId::generate();
     fixture.store.pulse(&me, Timestamp(5)).await.unwrap();
     fixture.store.pulse(&me, Timestamp(9)).await.unwrap();
     assert_eq!(fixture.store.last_pulse(&me).await.unwrap(), Some(Timestamp(9)));
     assert_eq!(fixture.store.last_pulse(&ConsumerId::generate()).await.unwrap(), None);
+    fixture.store.forget(Timestamp(10)).await.unwrap();
+    assert_eq!(fixture.store.last_pulse(&me).await.unwrap(), None);
+    fixture.store.ping().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_row_that_cannot_be_read_names_its_column() {
-    let directory = tempfile::tempdir().unwrap();
-    let database = Database::open(&directory.path().join("baton.db")).unwrap();
-    let store = SqliteStore::open(&database).await.unwrap();
-    let clocks = Config::from_vars(Service::Command, |_| None).unwrap().relay.clocks;
-    let request = DirectRequest::parse(&json!({ "to": TO })).unwrap();
-    let row = Transaction::accepted(TransactionId::generate(), &request, "k".into(), Timestamp(1), &clocks);
-    store.insert(std::slice::from_ref(&row)).await.unwrap();
-    database.write(|connection| connection.execute("UPDATE transactions SET status = 'perhaps'", [])).await.unwrap();
-    let read = store.get(row.id).await;
+async fn a_row_that_cannot_be_read_names_its_column(fixture: &Fixture) {
+    let row = fixture.inserted().await;
+    fixture.execute("UPDATE transactions SET status = 'perhaps'").await;
+    let read = fixture.store.get(row.id).await;
     assert!(matches!(read, Err(StoreError::Corrupt { column: "status", .. })), "{read:?}");
-    store.note(row.id, &Step::new("looked", "at"), Timestamp(2)).await.unwrap();
-    assert_eq!(store.timeline(row.id).await.unwrap()[0].action, "looked");
+    let good = fixture.inserted().await;
+    let listed = fixture.store.list(&Filter::default(), None, 10).await.unwrap();
+    assert_eq!(listed, [good], "one unreadable row does not hide the others");
+    fixture.store.note(row.id, &Step::new("looked", "at"), Timestamp(2)).await.unwrap();
+    let timeline = fixture.store.timeline(row.id).await.unwrap();
+    assert_eq!((timeline[0].action.as_str(), timeline[0].at), ("looked", Timestamp(2)));
 }

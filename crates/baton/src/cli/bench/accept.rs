@@ -136,7 +136,7 @@ impl RawCommits {
         let (id, now) = (TransactionId::generate(), Timestamp::now());
         let row = Box::new(Transaction::accepted(id, &request, "bench".to_owned(), now, &self.config.relay.clocks));
         let message: Outgoing = Envelope::of(&row).outgoing();
-        self.store.accept(row, None, message, &self.queue).await?;
+        self.store.accept_queued(row, None, message, &self.queue).await?;
         Ok(())
     }
 }

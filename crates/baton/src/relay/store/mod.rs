@@ -4,6 +4,8 @@
 //! The store knows no rules: a move is decided by pure code ([`super::transaction`], [`super::report`]) and saved
 //! only if the row is still the one that was decided about.
 
+pub mod mysql;
+mod row;
 pub mod sqlite;
 
 use std::time::Duration;
@@ -16,6 +18,13 @@ use crate::timestamp::Timestamp;
 /// Keeps transactions.
 #[async_trait]
 pub trait TransactionStore: Send + Sync + 'static {
+    /// Stores newly accepted rows and answers for each. Durable when it returns; an answer of
+    /// [`StoreError::Unavailable`] means that nothing was stored for that row and nothing will be.
+    async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>>;
+
+    /// Frees an idempotency key for another try, if it still stands for this transaction.
+    async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError>;
+
     /// Stores new rows, all or none. Durable when it returns.
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError>;
 
@@ -85,6 +94,9 @@ pub struct IdempotencyKey {
     /// Of the request, normalised: another request under the same key is a mistake of the client's.
     pub body_sha256: [u8; 32],
 }
+
+/// A new row, and what the client called its request.
+pub type NewTransaction = (Transaction, Option<IdempotencyKey>);
 
 /// What became of an accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,6 +191,14 @@ pub enum StoreError {
     Conflict {
         /// Which one.
         constraint: &'static str,
+    },
+    /// The schema is older than this program.
+    #[error("the database's schema is at version {found} and this program needs {needed}: run `baton migrate`")]
+    NotMigrated {
+        /// The version found.
+        found: usize,
+        /// The version needed.
+        needed: usize,
     },
     /// A row cannot be read back.
     #[error("row {id} of {table} has an unreadable {column}")]

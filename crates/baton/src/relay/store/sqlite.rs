@@ -9,14 +9,13 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_it
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::row::{RawRow, first_id_at, timeline_max};
 use super::{
-    Accepted, Census, Due, Filter, IdempotencyKey, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
-    TransactionStore,
+    Accepted, Census, Due, Filter, IdempotencyKey, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
+    TimelineEntry, TransactionStore,
 };
-use crate::relay::call::DirectRequest;
 use crate::relay::transaction::{
-    Binding, Claim, ConsumerId, Doubt, FailedBy, Kind, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step,
-    Transaction, TransactionId, Unknown,
+    ConsumerId, FailedBy, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use crate::timestamp::Timestamp;
 
@@ -28,10 +27,6 @@ pub struct SqliteStore {
 
 /// The migrations, in order; the version is the place in this list.
 const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_init.sql")];
-
-/// Where one transaction's timeline stops growing. What a relayer repeats stops early and leaves room for alarms.
-const TIMELINE_ENTRIES_MAX: u32 = 2000;
-const TIMELINE_IGNORED_MAX: u32 = 200;
 
 const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
      claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
@@ -89,7 +84,7 @@ impl SqliteStore {
 
     /// Stores a row and its message in one commit: there is no moment in which one exists without the other. With an
     /// idempotency key that was used before, nothing is stored and the earlier transaction is named.
-    pub async fn accept(
+    pub async fn accept_queued(
         &self,
         row: Box<Transaction>,
         key: Option<IdempotencyKey>,
@@ -99,23 +94,8 @@ impl SqliteStore {
         let queue = queue.clone();
         // New ids and a message: there is nothing here that could fail for this request alone.
         let accepted = self.database.write_sure(move |connection| {
-            if let Some(key) = &key {
-                let used: Option<([u8; 32], [u8; 16])> = connection
-                    .prepare_cached(
-                        "SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ?1 AND key = ?2",
-                    )?
-                    .query_row([&row.api_key, &key.key], |row| Ok((row.get(0)?, row.get(1)?)))
-                    .optional()?;
-                if let Some((body_sha256, id)) = used {
-                    let id = TransactionId(Uuid::from_bytes(id));
-                    return Ok(if body_sha256 == key.body_sha256 { Accepted::Before(id) } else { Accepted::Other });
-                }
-                connection
-                    .prepare_cached(
-                        "INSERT INTO idempotency_keys (api_key, key, body_sha256, transaction_id) \
-                         VALUES (?1, ?2, ?3, ?4)",
-                    )?
-                    .execute(params![row.api_key, key.key, key.body_sha256, row.id.0.as_bytes()])?;
+            if let Some(before) = use_key(connection, &row, key.as_ref())? {
+                return Ok(before);
             }
             insert(connection, &row)?;
             queue.enqueue(connection, std::slice::from_ref(&message))?;
@@ -173,6 +153,30 @@ impl SqliteStore {
 
 #[async_trait]
 impl TransactionStore for SqliteStore {
+    async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
+        let accepted = rows.iter().cloned().map(|(row, key)| {
+            self.write(move |connection| {
+                if let Some(before) = use_key(connection, &row, key.as_ref())? {
+                    return Ok(before);
+                }
+                insert(connection, &row)?;
+                Ok(Accepted::Now)
+            })
+        });
+        futures::future::join_all(accepted).await
+    }
+
+    async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError> {
+        let (api_key, key) = (api_key.to_owned(), key.to_owned());
+        self.write(move |connection| {
+            connection
+                .prepare_cached("DELETE FROM idempotency_keys WHERE api_key = ?1 AND key = ?2 AND transaction_id = ?3")?
+                .execute(params![api_key, key, id.0.as_bytes()])?;
+            Ok(())
+        })
+        .await
+    }
+
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
         let rows = rows.to_vec();
         let inserted = self.write(move |connection| {
@@ -430,6 +434,29 @@ impl TransactionStore for SqliteStore {
     }
 }
 
+/// Takes an idempotency key for this row, or says what it stands for already.
+fn use_key(
+    connection: &Connection,
+    row: &Transaction,
+    key: Option<&IdempotencyKey>,
+) -> Result<Option<Accepted>, rusqlite::Error> {
+    let Some(key) = key else { return Ok(None) };
+    let used: Option<([u8; 32], [u8; 16])> = connection
+        .prepare_cached("SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ?1 AND key = ?2")?
+        .query_row([&row.api_key, &key.key], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    if let Some((body_sha256, id)) = used {
+        let id = TransactionId(Uuid::from_bytes(id));
+        return Ok(Some(if body_sha256 == key.body_sha256 { Accepted::Before(id) } else { Accepted::Other }));
+    }
+    connection
+        .prepare_cached(
+            "INSERT INTO idempotency_keys (api_key, key, body_sha256, transaction_id) VALUES (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![row.api_key, key.key, key.body_sha256, row.id.0.as_bytes()])?;
+    Ok(None)
+}
+
 fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
     execute_with(connection.prepare_cached(INSERT)?, row)?;
     Ok(())
@@ -475,16 +502,9 @@ fn has_early(connection: &Connection, row: &Transaction) -> Result<bool, rusqlit
 }
 
 fn add_step(connection: &Connection, id: TransactionId, step: &Step, at: Timestamp) -> Result<(), rusqlite::Error> {
-    let max = if step.action == "webhook-ignored" { TIMELINE_IGNORED_MAX } else { TIMELINE_ENTRIES_MAX };
+    let max = timeline_max(step);
     connection.prepare_cached(ADD_STEP)?.execute(params![id.0.as_bytes(), at.0, step.action, step.detail, max])?;
     Ok(())
-}
-
-/// The smallest UUIDv7 of that millisecond.
-fn first_id_at(at: Timestamp) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..6].copy_from_slice(&u64::try_from(at.0).unwrap_or(0).to_be_bytes()[2..]);
-    bytes
 }
 
 /// Runs a statement with a row's values, in the order of the columns. Bound one by one: a list of boxed values would
@@ -537,37 +557,6 @@ fn execute_with(mut statement: rusqlite::CachedStatement<'_>, row: &Transaction)
     statement.raw_execute()
 }
 
-/// Relayer, its id, when, how far, nonce, forgotten since.
-type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<u64>, Option<i64>);
-
-/// A row as SQLite gives it; turning it into a transaction can fail, and then says which column.
-struct RawRow {
-    id: [u8; 16],
-    kind: String,
-    status: String,
-    version: u64,
-    request: String,
-    imported: bool,
-    api_key: String,
-    created_at: i64,
-    updated_at: i64,
-    confirmed_at: Option<i64>,
-    hash: Option<String>,
-    sender: Option<String>,
-    claim: (Option<String>, Option<[u8; 16]>, Option<String>, Option<i64>),
-    doubt: (Option<String>, Option<i64>, Option<String>, Option<i64>),
-    binding: RawBinding,
-    attempts: u32,
-    reroutes: u32,
-    replays: u32,
-    auto_replayed: bool,
-    avoid: Option<String>,
-    failed_by: Option<String>,
-    error_message: Option<String>,
-    result: Option<String>,
-    check_at: Option<i64>,
-}
-
 fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
     Ok(RawRow {
         id: row.get(0)?,
@@ -595,82 +584,6 @@ fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
         result: row.get(33)?,
         check_at: row.get(34)?,
     })
-}
-
-impl RawRow {
-    fn read(self) -> Result<Transaction, StoreError> {
-        let id = TransactionId(Uuid::from_bytes(self.id));
-        let corrupt = |column| StoreError::Corrupt { table: "transactions", column, id: id.to_string() };
-        let request = serde_json::from_str(&self.request).map_err(|_| corrupt("request"))?;
-        let parsed = DirectRequest::parse(&request).map_err(|_| corrupt("request"))?;
-        let claim = match self.claim {
-            (None, None, None, None) => None,
-            (Some(consumer), Some(token), Some(relayer), Some(at)) => Some(Claim {
-                consumer: ConsumerId(consumer),
-                token: Uuid::from_bytes(token),
-                relayer: RelayerUrl(relayer),
-                at: Timestamp(at),
-                doubt: match self.doubt {
-                    (None, None, None, None) => None,
-                    (Some(reason), Some(open_until), Some(kind), absent) => Some(Doubt {
-                        reason,
-                        open_until: Timestamp(open_until),
-                        kind: Unknown::parse(&kind).ok_or_else(|| corrupt("claim_unknown"))?,
-                        absent_since: absent.map(Timestamp),
-                    }),
-                    _ => return Err(corrupt("claim_doubt")),
-                },
-            }),
-            _ => return Err(corrupt("claim_consumer")),
-        };
-        let binding = match self.binding {
-            (None, None, None, None, None, None) => None,
-            (Some(relayer), Some(tx_id), Some(at), Some(progress), nonce, forgotten) => Some(Binding {
-                relayer: RelayerUrl(relayer),
-                tx_id: RelayerTxId(tx_id),
-                at: Timestamp(at),
-                progress: Progress::parse(&progress).ok_or_else(|| corrupt("relayer_progress"))?,
-                nonce,
-                forgotten_since: forgotten.map(Timestamp),
-            }),
-            _ => return Err(corrupt("relayer_url")),
-        };
-        let failed_by = match self.failed_by {
-            Some(name) => Some(FailedBy::parse(&name).ok_or_else(|| corrupt("failed_by"))?),
-            None => None,
-        };
-        let result = match self.result {
-            Some(text) => Some(serde_json::from_str(&text).map_err(|_| corrupt("result"))?),
-            None => None,
-        };
-        Ok(Transaction {
-            id,
-            kind: Kind::parse(&self.kind).ok_or_else(|| corrupt("kind"))?,
-            status: Status::parse(&self.status).ok_or_else(|| corrupt("status"))?,
-            version: self.version,
-            retry_on_failure: parsed.retry_on_failure,
-            call: parsed.call,
-            request: self.request.into(),
-            imported: self.imported,
-            api_key: self.api_key,
-            created_at: Timestamp(self.created_at),
-            updated_at: Timestamp(self.updated_at),
-            confirmed_at: self.confirmed_at.map(Timestamp),
-            hash: self.hash,
-            from: self.sender,
-            claim,
-            binding,
-            attempts: self.attempts,
-            reroutes: self.reroutes,
-            replays: self.replays,
-            auto_replayed: self.auto_replayed,
-            avoid: self.avoid.map(RelayerUrl),
-            failed_by,
-            error_message: self.error_message,
-            result,
-            check_at: self.check_at.map(Timestamp),
-        })
-    }
 }
 
 fn store_error(error: DatabaseError) -> StoreError {

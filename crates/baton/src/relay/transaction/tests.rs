@@ -82,6 +82,7 @@ fn moves() -> Vec<Move> {
         let who = if name == "replay" { Who::OperatorReplay } else { Who::Machine };
         moves.push((name, who, decide));
     };
+    add("not queued".to_owned(), Box::new(|row, now| row.not_queued(now).ok()));
     for (number, holder) in [(10, "a"), (11, "b")] {
         let key = token(number);
         add(
@@ -352,4 +353,17 @@ fn an_operator_resolves_only_what_is_in_doubt() {
     assert!(silent.transaction.resolve_resend(Timestamp(35_000), &CLOCKS).is_ok());
     assert_eq!(doubtful.resolve_resend(Timestamp(2), &CLOCKS).unwrap().transaction.claim, None);
     assert_eq!(doubtful.resolve_fail(Timestamp(2)).unwrap().transaction.status, Status::Failed);
+}
+
+#[test]
+fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
+    let taken_back = accepted(false).not_queued(Timestamp(5)).unwrap().transaction;
+    assert_eq!((taken_back.status, taken_back.failed_by), (Status::Failed, Some(FailedBy::Intake)));
+    assert_eq!(taken_back.next_step(), NextStep::Nothing, "a message that arrives after all is dropped");
+    assert!(taken_back.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(6), &CLOCKS).is_err());
+    assert!(taken_back.replay(Timestamp(6), &CLOCKS).is_err(), "the client was told that it will never happen");
+    let claimed = claimed(Timestamp(0));
+    assert_eq!(claimed.not_queued(Timestamp(5)).unwrap_err(), Refused::Claimed);
+    let released = claimed.release(token(10), "paused", Timestamp(1), &CLOCKS).unwrap().transaction;
+    assert!(released.not_queued(Timestamp(5)).is_ok(), "no relayer has it");
 }

@@ -1,0 +1,178 @@
+//! What the lane runs on, by configuration alone: store, queue and cache, each embedded unless its URL is set.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use pipeline::queue::rabbitmq::{RabbitMqOptions, RabbitMqQueue, Topology};
+use pipeline::queue::sqlite::SqliteQueue;
+use pipeline::queue::sqs::{SqsAccess, SqsOptions, SqsQueue};
+use pipeline::sqlite::Database;
+use pipeline::{Queue, QueueOptions};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::coalescer::Coalescer;
+use super::intake::Way;
+use super::lane::QUEUE;
+use super::store::TransactionStore;
+use super::store::mysql::{MySqlOptions, MySqlStore};
+use super::store::sqlite::SqliteStore;
+use crate::cache::Cache;
+use crate::config::{Config, QueueEngine, SqsConfig};
+use crate::timestamp;
+
+/// Store and queue.
+pub struct Engine {
+    store: Store,
+    queue: Messages,
+}
+
+enum Store {
+    Embedded(SqliteStore, PathBuf),
+    MySql(MySqlStore),
+}
+
+enum Messages {
+    Embedded(SqliteQueue),
+    Elsewhere(Arc<dyn Queue>),
+}
+
+/// How often the database server is asked for its time.
+const CLOCK_EVERY: Duration = Duration::from_secs(30);
+
+impl Engine {
+    /// Opens what the configuration names, and brings the schema up to date.
+    pub async fn open(config: &Config) -> anyhow::Result<Self> {
+        let relay = &config.relay;
+        let options = QueueOptions {
+            lease: relay.queue_lease,
+            retention: relay.queue_retention,
+            receives_max: Some(relay.queue_receives_max),
+            ..QueueOptions::default()
+        };
+        let embedded_queue = matches!(config.engine.relay_queue, QueueEngine::Embedded);
+        let database = match (&config.engine.database_url, embedded_queue) {
+            (Some(_), false) => None,
+            _ => Some(open_database(&config.data_dir)?),
+        };
+        let store = match (&config.engine.database_url, &database) {
+            (None, Some(database)) => {
+                timestamp::go_by(database.clock());
+                let store = SqliteStore::open(database).await.context("cannot prepare the transaction store")?;
+                Store::Embedded(store, database_path(&config.data_dir))
+            }
+            (Some(url), _) => Store::MySql(open_mysql(url.expose(), config.engine.database_connections).await?),
+            (None, None) => anyhow::bail!("there is no store"),
+        };
+        let queue = match (&config.engine.relay_queue, &database) {
+            (QueueEngine::Embedded, Some(database)) => Messages::Embedded(
+                SqliteQueue::open(database, QUEUE, options).await.context("cannot prepare the queue")?,
+            ),
+            (QueueEngine::Embedded, None) => anyhow::bail!("there is no queue"),
+            (QueueEngine::Sqs(sqs), _) => Messages::Elsewhere(open_sqs(sqs, config, options).await?),
+            (QueueEngine::RabbitMq { url, queue }, _) => {
+                Messages::Elsewhere(open_rabbitmq(url.expose(), queue, options).await?)
+            }
+        };
+        Ok(Self { store, queue })
+    }
+
+    /// Where transactions are kept.
+    pub fn store(&self) -> Arc<dyn TransactionStore> {
+        match &self.store {
+            Store::Embedded(store, _) => Arc::new(store.clone()),
+            Store::MySql(store) => Arc::new(store.clone()),
+        }
+    }
+
+    /// Where messages go.
+    pub fn queue(&self) -> Arc<dyn Queue> {
+        match &self.queue {
+            Messages::Embedded(queue) => Arc::new(queue.clone()),
+            Messages::Elsewhere(queue) => Arc::clone(queue),
+        }
+    }
+
+    /// What is kept of finished transactions.
+    pub fn cache(&self, config: &Config) -> anyhow::Result<Cache> {
+        match &config.engine.redis_url {
+            Some(url) => Cache::with_redis(url.expose()).context("REDIS_URL cannot be used"),
+            None => Ok(Cache::default()),
+        }
+    }
+
+    /// How a transaction and its message are stored: in one commit where both are in one file.
+    pub fn way(&self) -> Way {
+        match (&self.store, &self.queue) {
+            (Store::Embedded(store, _), Messages::Embedded(queue)) => Way::OneCommit(store.clone(), queue.clone()),
+            _ => Way::RowThenMessage(Coalescer::new(self.store())),
+        }
+    }
+
+    /// For people.
+    pub fn describe_store(&self) -> String {
+        match &self.store {
+            Store::Embedded(_, path) => path.display().to_string(),
+            Store::MySql(_) => "the database at DATABASE_URL".to_owned(),
+        }
+    }
+
+    /// Keeps this process's clock with the store's until shutdown.
+    pub async fn watch(&self, shutdown: CancellationToken) {
+        let Store::MySql(store) = &self.store else { return shutdown.cancelled().await };
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(CLOCK_EVERY) => {}
+            }
+            match store.now().await {
+                Ok(now) => timestamp::go_by_server(now),
+                Err(failure) => warn!(action = "clock_unknown", "the database was not asked for its time: {failure}"),
+            }
+        }
+    }
+}
+
+async fn open_mysql(url: &str, connections: usize) -> anyhow::Result<MySqlStore> {
+    let options = MySqlOptions { connections_max: connections, ..MySqlOptions::new(url) };
+    MySqlStore::migrate(&options).await.context("DATABASE_URL: cannot bring the schema up to date")?;
+    let store = MySqlStore::open(&options).await.context("DATABASE_URL: cannot prepare the transaction store")?;
+    let now = store.now().await.context("DATABASE_URL: the database does not say what time it is")?;
+    timestamp::go_by_server(now);
+    Ok(store)
+}
+
+async fn open_sqs(sqs: &SqsConfig, config: &Config, options: QueueOptions) -> anyhow::Result<Arc<dyn Queue>> {
+    let access = match &sqs.endpoint {
+        None => SqsAccess::Role,
+        Some(endpoint) => SqsAccess::Endpoint {
+            url: endpoint.url.to_string(),
+            access_key: endpoint.access_key_id.expose().to_owned(),
+            secret_key: endpoint.secret_access_key.expose().to_owned(),
+        },
+    };
+    let mut access = SqsOptions::new(access, &sqs.region, sqs.queue_url.as_str(), sqs.dlq_url.as_str());
+    access.auto_create = config.engine.queue_auto_create;
+    let queue =
+        SqsQueue::open(access, options).await.context("SQS_QUEUE_URL, SQS_DLQ_URL: cannot prepare the queue")?;
+    Ok(Arc::new(queue))
+}
+
+async fn open_rabbitmq(url: &str, queue: &str, options: QueueOptions) -> anyhow::Result<Arc<dyn Queue>> {
+    let options = RabbitMqOptions::new(url, Topology::named(queue), options);
+    let queue = RabbitMqQueue::connect(options).await.context("RABBITMQ_URL: cannot prepare the queue")?;
+    Ok(Arc::new(queue))
+}
+
+/// The database file of the embedded engine.
+fn database_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("baton.db")
+}
+
+fn open_database(data_dir: &Path) -> anyhow::Result<Database> {
+    Database::open(&database_path(data_dir)).with_context(|| {
+        format!("cannot use the data directory {}; make it writable or set BATON_DATA_DIR", data_dir.display())
+    })
+}

@@ -1,0 +1,570 @@
+//! The store beyond one machine: MySQL 8, or MariaDB from 10.6 on. The same functions in the same order as in
+//! [`super::sqlite`], and the same promises.
+//!
+//! Where SQLite has one writer, here each rule that spans statements holds by a lock or a unique key: the guarded
+//! `UPDATE` locks a row until its commit, so its steps have one order, and a key that two want goes to one.
+//! What a failure means is in [`outcome`], and nowhere else.
+
+mod accept;
+mod columns;
+mod migrate;
+mod outcome;
+mod pool;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use time::PrimitiveDateTime;
+
+use self::columns::{
+    Statement, bind_state, columns, datetime, first_stored_id_at, id, milliseconds, parse_id, read_row,
+};
+use self::outcome::{End, is_duplicate, work};
+use self::pool::Pool;
+use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
+use super::{
+    Accepted, Census, Due, Filter, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
+    TransactionStore,
+};
+use crate::relay::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId};
+use crate::timestamp::Timestamp;
+
+pub use self::pool::MySqlOptions;
+
+/// The store beyond one machine.
+#[derive(Clone)]
+pub struct MySqlStore {
+    pool: Arc<Pool>,
+}
+
+/// How many relayer transactions one statement asks for.
+const ASKED_MAX: usize = 500;
+
+impl MySqlStore {
+    /// A store on this server. Its schema must be up to date: see [`MySqlStore::migrate`].
+    pub async fn open(options: &MySqlOptions) -> Result<Self, StoreError> {
+        let pool = Pool::new(options)?;
+        pool.read(work!(connection => migrate::check(connection).await)).await??;
+        Ok(Self { pool: Arc::new(pool) })
+    }
+
+    /// Brings the schema up to date, one process at a time; returns how many steps were taken.
+    pub async fn migrate(options: &MySqlOptions) -> Result<usize, StoreError> {
+        migrate::migrate(options).await
+    }
+
+    /// The server's time.
+    pub async fn now(&self) -> Result<Timestamp, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            let row = sqlx::query("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)").fetch_one(connection).await?;
+            row.try_get::<i64, _>(0)
+        }));
+        Ok(Timestamp(read.await?))
+    }
+
+    /// Rows of a query, each read back whole.
+    async fn rows(&self, sql: &str, values: &[Value]) -> Result<Vec<Transaction>, StoreError> {
+        let read = self
+            .pool
+            .read(work!(connection => {
+                let rows = bind_all(sqlx::query(AssertSqlSafe(sql)), values).fetch_all(connection).await?;
+                rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()
+            }))
+            .await?;
+        // One unreadable row must not hide the others from a sweep or a list.
+        let read = read.into_iter().filter_map(|row| match row {
+            Ok(row) => Some(row),
+            Err(failure) => {
+                tracing::error!(action = "row_unreadable", "{failure}");
+                None
+            }
+        });
+        Ok(read.collect())
+    }
+
+    async fn one(&self, sql: &'static str, values: &[Value]) -> Result<Option<Transaction>, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            let row = bind_all(sqlx::query(sql), values).fetch_optional(connection).await?;
+            row.as_ref().map(read_row).transpose()
+        }));
+        read.await?.transpose()
+    }
+}
+
+#[async_trait]
+impl TransactionStore for MySqlStore {
+    async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
+        accept::accept_many(&self.pool, rows).await
+    }
+
+    async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError> {
+        const SQL: &str =
+            "DELETE FROM idempotency_keys WHERE api_key = ? AND idempotency_key = ? AND transaction_id = ?";
+        self.pool
+            .transact(work!(connection => {
+                let delete = sqlx::query(SQL).bind(api_key.as_bytes()).bind(key.as_bytes()).bind(id.to_string());
+                delete.execute(connection).await?;
+                Ok(End::Keep(()))
+            }))
+            .await
+    }
+
+    async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
+        self.pool
+            .transact(work!(connection => {
+                for row in rows {
+                    match owns_its_record(connection, row).await? {
+                        Record::None | Record::Known | Record::New => {}
+                        Record::Others => {
+                            return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
+                        }
+                        Record::TakenNow(error) => return Ok(End::Again(error)),
+                    }
+                }
+                match accept::insert_rows(connection, rows.iter()).await {
+                    Ok(()) => Ok(End::Keep(())),
+                    Err(error) if is_duplicate(&error) => {
+                        Ok(End::Undo(Err(StoreError::Conflict { constraint: "transactions_pkey" })))
+                    }
+                    Err(error) => Err(error),
+                }
+            }))
+            .await
+    }
+
+    async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
+        const SQL: &str = concat!("SELECT ", columns!(), " FROM transactions WHERE id = ?");
+        self.one(SQL, &[Value::from(id)]).await
+    }
+
+    async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            columns!(),
+            " FROM transactions WHERE id = (SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?)"
+        );
+        self.one(SQL, &[Value::Text(tx_id.0.clone())]).await
+    }
+
+    async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError> {
+        let mut bound = Vec::new();
+        for some in tx_ids.chunks(ASKED_MAX) {
+            let places = vec!["?"; some.len()].join(", ");
+            let sql = format!("SELECT relayer_tx_id FROM relayer_transactions WHERE relayer_tx_id IN ({places})");
+            let sql = sql.as_str();
+            let found = self
+                .pool
+                .read(work!(connection => {
+                    let mut statement = sqlx::query(AssertSqlSafe(sql)).persistent(false);
+                    for tx_id in some {
+                        statement = statement.bind(&tx_id.0);
+                    }
+                    let rows = statement.fetch_all(connection).await?;
+                    rows.iter().map(|row| row.try_get::<Vec<u8>, _>(0)).collect::<Result<Vec<_>, _>>()
+                }))
+                .await?;
+            bound.extend(some.iter().filter(|tx_id| found.iter().any(|known| known == tx_id.0.as_bytes())).cloned());
+        }
+        Ok(bound)
+    }
+
+    async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
+        let Moved { transaction, steps } = moved;
+        self.pool
+            .transact(work!(connection => {
+                // Says whether the version was the right one, and locks the row until the commit. The version always changes,
+                // so it makes no difference whether the server counts rows found (as sqlx asks it to) or rows changed.
+                let updated = bind_state(sqlx::query(columns::UPDATE), transaction)
+                    .bind(id(transaction.id))
+                    .bind(transaction.version - 1)
+                    .execute(&mut *connection)
+                    .await?;
+                if updated.rows_affected() == 0 {
+                    return Ok(End::Undo(Ok(Saved::Stale)));
+                }
+                let early = match owns_its_record(connection, transaction).await? {
+                    Record::Others => {
+                        return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
+                    }
+                    Record::TakenNow(error) => return Ok(End::Again(error)),
+                    Record::None | Record::Known => false,
+                    Record::New => has_early(connection, transaction).await?,
+                };
+                for step in steps {
+                    add_step(connection, transaction.id, step, transaction.updated_at).await?;
+                }
+                Ok(End::Keep(Saved::Yes { early }))
+            }))
+            .await
+    }
+
+    async fn note(&self, transaction: TransactionId, step: &Step, now: Timestamp) -> Result<(), StoreError> {
+        self.pool
+            .transact(work!(connection => {
+                // Steps are numbered under the row's lock.
+                sqlx::query("SELECT 1 FROM transactions WHERE id = ? FOR UPDATE")
+                    .bind(id(transaction))
+                    .fetch_all(&mut *connection)
+                    .await?;
+                match add_step(connection, transaction, step, now).await {
+                    Ok(()) => Ok(End::Keep(())),
+                    // There is no row to lock, and somebody else took the number.
+                    Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
+                    Err(error) => Err(error),
+                }
+            }))
+            .await
+    }
+
+    async fn timeline(&self, transaction: TransactionId) -> Result<Vec<TimelineEntry>, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            let rows = sqlx::query("SELECT seq, at, action, detail FROM timeline WHERE transaction_id = ? ORDER BY seq")
+                .bind(id(transaction))
+                .fetch_all(connection)
+                .await?;
+            let entries = rows.iter().map(|row| {
+                Ok(TimelineEntry {
+                    seq: u64::from(row.try_get::<u32, _>(0)?),
+                    at: moment(row, 1)?,
+                    action: row.try_get(2)?,
+                    detail: row.try_get(3)?,
+                })
+            });
+            entries.collect::<Result<Vec<_>, sqlx::Error>>()
+        }));
+        read.await
+    }
+
+    async fn list(
+        &self,
+        filter: &Filter,
+        before: Option<TransactionId>,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        let mut conditions = vec!["1 = 1"];
+        let mut values = Vec::new();
+        let mut add = |condition: &'static str, value: Value| {
+            conditions.push(condition);
+            values.push(value);
+        };
+        if let Some(status) = filter.status {
+            add("status = ?", Value::Text(status.name().to_owned()));
+        }
+        if let Some(kind) = filter.kind {
+            add("type = ?", Value::Text(kind.name().to_owned()));
+        }
+        if let Some(relayer) = &filter.relayer {
+            add("relayer = ?", Value::Text(relayer.0.clone()));
+        }
+        if let Some(from) = filter.from {
+            add("id >= ?", Value::Text(first_stored_id_at(from)));
+        }
+        if let Some(until) = filter.until {
+            add("id < ?", Value::Text(first_stored_id_at(until)));
+        }
+        if let Some(before) = before {
+            add("id < ?", Value::from(before));
+        }
+        if filter.in_doubt {
+            conditions.push("in_doubt = 1 AND check_at IS NOT NULL");
+        }
+        values.push(Value::from(max));
+        let conditions = conditions.join(" AND ");
+        let columns = columns!();
+        let sql = format!("SELECT {columns} FROM transactions WHERE {conditions} ORDER BY id DESC LIMIT ?");
+        self.rows(&sql, &values).await
+    }
+
+    async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            columns!(),
+            " FROM transactions WHERE waits_for = ? AND check_at <= ? ORDER BY check_at LIMIT ?"
+        );
+        let waits_for = match kind {
+            Due::Claimed => "claimed",
+            Due::Bound => "bound",
+            Due::Waiting => "waiting",
+        };
+        self.rows(SQL, &[Value::Text(waits_for.to_owned()), Value::from(now), Value::from(max)]).await
+    }
+
+    async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        const SQL: &str =
+            concat!("SELECT ", columns!(), " FROM transactions WHERE waits_for = 'claimed' ORDER BY id DESC LIMIT ?");
+        self.rows(SQL, &[Value::from(max)]).await
+    }
+
+    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError> {
+        // A row's `relayer` is where it is bound, if it is bound at all.
+        const SQL: &str = concat!(
+            "SELECT ",
+            columns!(),
+            " FROM transactions WHERE relayer = ? AND ozRelayerTxId IS NOT NULL AND bound_at < ? AND id < ? \
+             ORDER BY id DESC LIMIT 1"
+        );
+        let values = [Value::Text(relayer.0.clone()), Value::from(before), Value::Text(first_stored_id_at(before))];
+        self.one(SQL, &values).await
+    }
+
+    async fn keep_early(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
+        self.pool.transact(work!(connection => {
+            let kept = sqlx::query(
+                "INSERT INTO early_webhooks (relayer_tx_id, seq, received_at, record) \
+                 SELECT ?, next.seq, ?, ? \
+                 FROM (SELECT COALESCE(MAX(seq), 0) + 1 AS seq FROM early_webhooks WHERE relayer_tx_id = ?) AS next \
+                 WHERE next.seq <= ?",
+            )
+            .bind(&tx_id.0)
+            .bind(datetime(now))
+            .bind(record)
+            .bind(&tx_id.0)
+            .bind(EARLY_WEBHOOKS_MAX)
+            .execute(connection)
+            .await;
+            match kept {
+                Ok(_) => Ok(End::Keep(())),
+                // Another webhook for the same transaction took the number.
+                Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
+                Err(error) => Err(error),
+            }
+        })).await?;
+        // A bind that is not committed yet may have looked for early webhooks before this one was there. It holds a lock
+        // on its record: wait for it, so that whoever looks for the bind after this call finds it.
+        let wait = self.pool.read(work!(connection => {
+            sqlx::query("SELECT 1 FROM relayer_transactions WHERE relayer_tx_id = ? LOCK IN SHARE MODE")
+                .bind(&tx_id.0)
+                .fetch_all(connection)
+                .await
+        }));
+        wait.await.map(drop)
+    }
+
+    async fn take_early(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
+        // Nearly always there is none: look without a lock.
+        let some = self.pool.read(work!(connection => {
+            sqlx::query("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ? LIMIT 1")
+                .bind(&tx_id.0)
+                .fetch_all(connection)
+                .await
+        }));
+        if some.await?.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.pool
+            .transact(work!(connection => {
+                let rows =
+                    sqlx::query("SELECT record FROM early_webhooks WHERE relayer_tx_id = ? ORDER BY seq FOR UPDATE")
+                        .bind(&tx_id.0)
+                        .fetch_all(&mut *connection)
+                        .await?;
+                sqlx::query("DELETE FROM early_webhooks WHERE relayer_tx_id = ?")
+                    .bind(&tx_id.0)
+                    .execute(connection)
+                    .await?;
+                let records = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?;
+                Ok(End::Keep(records))
+            }))
+            .await
+    }
+
+    async fn forget(&self, before: Timestamp) -> Result<u64, StoreError> {
+        self.pool.transact(work!(connection => {
+            let webhooks = sqlx::query("DELETE FROM early_webhooks WHERE received_at < ?")
+                .bind(datetime(before))
+                .execute(&mut *connection)
+                .await?;
+            sqlx::query("DELETE FROM consumers WHERE seen_at < ?").bind(datetime(before)).execute(connection).await?;
+            Ok(End::Keep(webhooks.rows_affected()))
+        })).await
+    }
+
+    async fn pulse(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
+        self.pool
+            .transact(work!(connection => {
+                sqlx::query("INSERT INTO consumers (id, seen_at) VALUES (?, ?) ON DUPLICATE KEY UPDATE seen_at = ?")
+                    .bind(&consumer.0)
+                    .bind(datetime(now))
+                    .bind(datetime(now))
+                    .execute(connection)
+                    .await?;
+                Ok(End::Keep(()))
+            }))
+            .await
+    }
+
+    async fn last_pulse(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            let row = sqlx::query("SELECT seen_at FROM consumers WHERE id = ?")
+                .bind(&consumer.0)
+                .fetch_optional(connection)
+                .await?;
+            row.as_ref().map(|row| moment(row, 0)).transpose()
+        }));
+        read.await
+    }
+
+    async fn census(&self) -> Result<Census, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            const BY_STATUS: &str = "SELECT COUNT(*) FROM transactions WHERE status = ?";
+            let pending = count(connection, BY_STATUS, Some(Status::Pending)).await?;
+            let submitted = count(connection, BY_STATUS, Some(Status::Submitted)).await?;
+            let oldest =
+                sqlx::query("SELECT createdAt FROM transactions WHERE status = 'pending' ORDER BY id LIMIT 1")
+                    .fetch_optional(&mut *connection)
+                    .await?;
+            Ok(Census {
+                open: vec![(Status::Pending, pending), (Status::Submitted, submitted)],
+                oldest_pending: oldest.as_ref().map(|row| moment(row, 0)).transpose()?,
+                claims: count(connection, "SELECT COUNT(*) FROM transactions WHERE waits_for = 'claimed'", None)
+                    .await?,
+                claims_in_doubt: count(
+                    connection,
+                    "SELECT COUNT(*) FROM transactions \
+                     WHERE in_doubt = 1 AND claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
+                    None,
+                )
+                .await?,
+                forgotten: count(
+                    connection,
+                    "SELECT COUNT(*) FROM transactions \
+                     WHERE in_doubt = 1 AND status = 'submitted' AND forgotten_since IS NOT NULL",
+                    None,
+                )
+                .await?,
+            })
+        }));
+        read.await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        let read = self.pool.read(work!(connection => {
+            sqlx::query("SELECT 1").fetch_all(connection).await
+        }));
+        read.await.map(drop)
+    }
+}
+
+/// Whose the relayer transaction is that a row is bound to.
+enum Record {
+    /// It is bound to none.
+    None,
+    /// Its own, as of now.
+    New,
+    /// Its own, as before.
+    Known,
+    /// Another row's.
+    Others,
+    /// Somebody's, since a moment ago: look again.
+    TakenNow(sqlx::Error),
+}
+
+/// Whether the relayer transaction that the row is bound to is its own, making it so if it is nobody's.
+async fn owns_its_record(connection: &mut MySqlConnection, row: &Transaction) -> Result<Record, sqlx::Error> {
+    let Some(binding) = &row.binding else { return Ok(Record::None) };
+    let owner: Option<String> =
+        sqlx::query_scalar("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?")
+            .bind(&binding.tx_id.0)
+            .fetch_optional(&mut *connection)
+            .await?;
+    match owner {
+        Some(owner) if parse_id(&owner) == Some(row.id) => Ok(Record::Known),
+        Some(_) => Ok(Record::Others),
+        None => {
+            let taken = sqlx::query("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?, ?)")
+                .bind(&binding.tx_id.0)
+                .bind(id(row.id))
+                .execute(connection)
+                .await;
+            match taken {
+                Ok(_) => Ok(Record::New),
+                Err(error) if is_duplicate(&error) => Ok(Record::TakenNow(error)),
+                Err(error) => Err(error),
+            }
+        }
+    }
+}
+
+/// Whether webhooks have come for the relayer transaction that the row is bound to.
+async fn has_early(connection: &mut MySqlConnection, row: &Transaction) -> Result<bool, sqlx::Error> {
+    let Some(binding) = &row.binding else { return Ok(false) };
+    let some = sqlx::query("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ? LIMIT 1")
+        .bind(&binding.tx_id.0)
+        .fetch_all(connection)
+        .await?;
+    Ok(!some.is_empty())
+}
+
+async fn add_step(
+    connection: &mut MySqlConnection,
+    transaction: TransactionId,
+    step: &Step,
+    at: Timestamp,
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "INSERT INTO timeline (transaction_id, seq, at, action, detail) \
+         SELECT ?, next.seq, ?, ?, ? \
+         FROM (SELECT COALESCE(MAX(seq), 0) + 1 AS seq FROM timeline WHERE transaction_id = ?) AS next WHERE next.seq <= ?",
+    )
+    .bind(id(transaction))
+    .bind(datetime(at))
+    .bind(step.action)
+    .bind(&step.detail)
+    .bind(id(transaction))
+    .bind(timeline_max(step))
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+async fn count(
+    connection: &mut MySqlConnection,
+    sql: &'static str,
+    status: Option<Status>,
+) -> Result<u64, sqlx::Error> {
+    let mut statement = sqlx::query(sql);
+    if let Some(status) = status {
+        statement = statement.bind(status.name());
+    }
+    let counted: i64 = statement.fetch_one(connection).await?.try_get(0)?;
+    Ok(u64::try_from(counted).unwrap_or(0))
+}
+
+fn moment(row: &MySqlRow, index: usize) -> Result<Timestamp, sqlx::Error> {
+    row.try_get::<PrimitiveDateTime, _>(index).map(|at| Timestamp(milliseconds(at)))
+}
+
+/// A value of a condition.
+enum Value {
+    Text(String),
+    Moment(PrimitiveDateTime),
+    Count(u64),
+}
+
+impl From<TransactionId> for Value {
+    fn from(transaction: TransactionId) -> Self {
+        Self::Text(id(transaction))
+    }
+}
+
+impl From<Timestamp> for Value {
+    fn from(at: Timestamp) -> Self {
+        Self::Moment(datetime(at))
+    }
+}
+
+impl From<usize> for Value {
+    fn from(count: usize) -> Self {
+        Self::Count(u64::try_from(count).unwrap_or(u64::MAX))
+    }
+}
+
+fn bind_all<'q>(statement: Statement<'q>, values: &[Value]) -> Statement<'q> {
+    values.iter().fold(statement, |statement, value| match value {
+        Value::Text(text) => statement.bind(text),
+        Value::Moment(at) => statement.bind(*at),
+        Value::Count(count) => statement.bind(*count),
+    })
+}

@@ -1,0 +1,194 @@
+//! Many accepts in one commit: where the intake's coalesced requests are stored.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::columns::{bind_row, id, insert, parse_id};
+use super::outcome::{End, is_duplicate, is_in_the_values, work};
+use super::pool::{Pool, unavailable};
+use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
+use crate::relay::transaction::{Transaction, TransactionId};
+
+/// How many rows one statement takes at most, and how many bytes of requests: a server takes statements of 16 MiB.
+const ROWS_MAX: usize = 256;
+const BYTES_MAX: usize = 4 << 20;
+
+/// Stores new rows with their keys, all in one commit; each has its own answer.
+pub(super) async fn accept_many(pool: &Pool, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    match accept(pool, rows).await {
+        Ok(Batch::Stored(accepted)) => accepted.into_iter().map(Ok).collect(),
+        Ok(Batch::AtFault(error)) if rows.len() == 1 => vec![Err(at_fault(error))],
+        Ok(Batch::AtFault(_)) => accept_each(pool, rows).await,
+        Err(failure) => {
+            // One failure for all of them: every caller learns the same.
+            let failure = Arc::new(failure);
+            rows.iter().map(|_| Err(same(&failure))).collect()
+        }
+    }
+}
+
+/// Stores each row by itself, to find the one whose values are at fault. A server that fails meanwhile is not asked again.
+async fn accept_each(pool: &Pool, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
+    let mut answers = Vec::with_capacity(rows.len());
+    for row in rows {
+        let answer = match accept(pool, std::slice::from_ref(row)).await {
+            Ok(Batch::Stored(accepted)) => accepted.first().copied().ok_or_else(unanswered),
+            Ok(Batch::AtFault(error)) => Err(at_fault(error)),
+            Err(failure) => {
+                answers.push(Err(failure));
+                break;
+            }
+        };
+        answers.push(answer);
+    }
+    answers
+        .resize_with(rows.len(), || Err(StoreError::Unavailable("the database failed before this row's turn".into())));
+    answers
+}
+
+enum Batch {
+    Stored(Vec<Accepted>),
+    /// Nothing was stored, because of the values and not of the server.
+    AtFault(sqlx::Error),
+}
+
+async fn accept(pool: &Pool, rows: &[NewTransaction]) -> Result<Batch, StoreError> {
+    pool.transact(work!(connection => match store(connection, rows).await {
+        Ok(accepted) => Ok(End::Keep(Batch::Stored(accepted))),
+        Err(error) if is_in_the_values(&error) => Ok(End::Undo(Ok(Batch::AtFault(error)))),
+        Err(error) => Err(error),
+    }))
+    .await
+}
+
+async fn store(connection: &mut MySqlConnection, rows: &[NewTransaction]) -> Result<Vec<Accepted>, sqlx::Error> {
+    let accepted = take_keys(connection, rows).await?;
+    let new = rows.iter().zip(&accepted).filter(|(_, accepted)| **accepted == Accepted::Now).map(|((row, _), _)| row);
+    insert_rows(connection, new).await?;
+    Ok(accepted)
+}
+
+/// Takes the keys that are free. Whose key it is then says which requests came before. A twin that is being stored at
+/// this moment is waited for: its key is locked until its commit.
+async fn take_keys(connection: &mut MySqlConnection, rows: &[NewTransaction]) -> Result<Vec<Accepted>, sqlx::Error> {
+    let mut keyed: Vec<_> =
+        rows.iter().filter_map(|(row, key)| key.as_ref().map(|key| (row.api_key.as_str(), key, row.id))).collect();
+    // In the same order everywhere, or two batches wait for each other. Of twins in one batch the first stays first.
+    keyed.sort_by(|one, other| (one.0, &one.1.key).cmp(&(other.0, &other.1.key)));
+    let mut owners = Owners::with_capacity(keyed.len());
+    for some in chunks(&keyed) {
+        let values = vec!["(?, ?, ?, ?)"; some.len()].join(", ");
+        let take = format!(
+            "INSERT INTO idempotency_keys (api_key, idempotency_key, body_sha256, transaction_id) VALUES {values} \
+             ON DUPLICATE KEY UPDATE transaction_id = transaction_id"
+        );
+        let mut statement = sqlx::query(AssertSqlSafe(take));
+        for (api_key, key, transaction) in some {
+            statement = statement.bind(*api_key).bind(&key.key).bind(key.body_sha256.as_slice()).bind(id(*transaction));
+        }
+        statement.execute(&mut *connection).await?;
+        let conditions = vec!["(api_key = ? AND idempotency_key = ?)"; some.len()].join(" OR ");
+        let look = format!(
+            "SELECT api_key, idempotency_key, body_sha256, transaction_id FROM idempotency_keys WHERE {conditions}"
+        );
+        let mut statement = sqlx::query(AssertSqlSafe(look));
+        for (api_key, key, _) in some {
+            statement = statement.bind(*api_key).bind(&key.key);
+        }
+        for row in statement.fetch_all(&mut *connection).await? {
+            let name: (Vec<u8>, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
+            let body: Vec<u8> = row.try_get(2)?;
+            let owner: String = row.try_get(3)?;
+            owners.insert(name, (body, owner));
+        }
+    }
+    rows.iter().map(|(row, key)| judge(row, key.as_ref(), &owners)).collect()
+}
+
+/// API key and idempotency key; the request's hash and the transaction that it became.
+type Owners = HashMap<(Vec<u8>, Vec<u8>), (Vec<u8>, String)>;
+
+fn judge(row: &Transaction, key: Option<&IdempotencyKey>, owners: &Owners) -> Result<Accepted, sqlx::Error> {
+    let Some(key) = key else { return Ok(Accepted::Now) };
+    let name = (row.api_key.as_bytes().to_vec(), key.key.as_bytes().to_vec());
+    let (body, owner) = owners.get(&name).ok_or(sqlx::Error::RowNotFound)?;
+    let owner: TransactionId = parse_id(owner).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
+    Ok(if owner == row.id {
+        Accepted::Now
+    } else if *body == key.body_sha256 {
+        Accepted::Before(owner)
+    } else {
+        Accepted::Other
+    })
+}
+
+/// Inserts rows, many in one statement.
+pub(super) async fn insert_rows(
+    connection: &mut MySqlConnection,
+    rows: impl Iterator<Item = &Transaction>,
+) -> Result<(), sqlx::Error> {
+    let rows: Vec<_> = rows.collect();
+    for some in chunks(&rows).flat_map(|some| some.chunks(rows_within(some))) {
+        let mut statement = sqlx::query(AssertSqlSafe(insert(some.len())));
+        for row in some {
+            statement = bind_row(statement, row);
+        }
+        statement.execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Pieces whose sizes are powers of two: a statement is prepared once for each size, and there are few of them.
+fn chunks<T>(mut rest: &[T]) -> impl Iterator<Item = &[T]> {
+    std::iter::from_fn(move || {
+        let size = 1 << rest.len().min(ROWS_MAX).checked_ilog2()?;
+        let (some, left) = rest.split_at(size);
+        rest = left;
+        Some(some)
+    })
+}
+
+/// How many of these rows make a statement that is not too long: all, or one by one.
+fn rows_within(rows: &[&Transaction]) -> usize {
+    let bytes: usize = rows.iter().map(|row| row.request.len()).sum();
+    if bytes > BYTES_MAX { 1 } else { rows.len() }
+}
+
+fn at_fault(error: sqlx::Error) -> StoreError {
+    if is_duplicate(&error) { StoreError::Conflict { constraint: "transactions_pkey" } } else { unavailable(error) }
+}
+
+fn unanswered() -> StoreError {
+    StoreError::OutcomeUnknown("a row was stored without an answer".into())
+}
+
+/// The same failure for one more caller.
+fn same(failure: &Arc<StoreError>) -> StoreError {
+    let source = Box::new(Arc::clone(failure));
+    match **failure {
+        StoreError::Unavailable(_) => StoreError::Unavailable(source),
+        // Whatever else it is, it is no proof that nothing was stored.
+        _ => StoreError::OutcomeUnknown(source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_few_and_lose_nothing() {
+        let rows: Vec<u32> = (0..1000).collect();
+        for size in [0, 1, 2, 3, 100, 255, 256, 257, 1000] {
+            let pieces: Vec<_> = chunks(&rows[..size]).collect();
+            assert_eq!(pieces.concat(), rows[..size]);
+            assert!(pieces.iter().all(|piece| piece.len().is_power_of_two() && piece.len() <= ROWS_MAX));
+        }
+        assert_eq!(chunks(&rows[..100]).map(<[_]>::len).collect::<Vec<_>>(), [64, 32, 4]);
+    }
+}

@@ -1,0 +1,195 @@
+//! A transaction as columns and back. The names are those of the documents; what they are silent on is named as in the
+//! embedded store.
+
+use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{MySql, Row};
+use time::{OffsetDateTime, PrimitiveDateTime};
+use uuid::Uuid;
+
+use crate::relay::call::DirectRequest;
+use crate::relay::store::StoreError;
+use crate::relay::store::row::{RawRow, first_id_at};
+use crate::relay::transaction::{FailedBy, Kind, Transaction, TransactionId};
+use crate::timestamp::Timestamp;
+
+/// A statement with its values so far.
+pub(super) type Statement<'q> = Query<'q, MySql, MySqlArguments>;
+
+/// Every column, as [`read_row`] wants them: what never changes, then what a move may change.
+macro_rules! columns {
+    () => {
+        "id, type, request, imported, api_key, createdAt, status, version, updatedAt, confirmedAt, hash, sender, \
+         claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, \
+         claim_absent_since, oz_relayer_url, ozRelayerTxId, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
+         attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at"
+    };
+}
+pub(super) use columns;
+
+/// What never changes is not written again. Takes [`bind_state`], then the id and the version before.
+pub(super) const UPDATE: &str = "UPDATE transactions SET status = ?, version = ?, updatedAt = ?, confirmedAt = ?, hash = ?, sender = ?, \
+     claim_consumer = ?, claim_token = ?, claim_relayer = ?, claim_at = ?, claim_doubt = ?, claim_open_until = ?, \
+     claim_unknown = ?, claim_absent_since = ?, oz_relayer_url = ?, ozRelayerTxId = ?, bound_at = ?, \
+     relayer_progress = ?, relayer_nonce = ?, forgotten_since = ?, attempts = ?, reroutes = ?, replays = ?, \
+     auto_replayed = ?, avoid_relayer = ?, failed_by = ?, error_message = ?, result = ?, check_at = ? \
+     WHERE id = ? AND version = ?";
+
+/// An insert of so many rows; takes [`bind_row`] of each.
+pub(super) fn insert(rows: usize) -> String {
+    const ROW: &str =
+        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let values = vec![ROW; rows].join(", ");
+    format!(concat!("INSERT INTO transactions (", columns!(), ") VALUES {}"), values)
+}
+
+/// Every value of a row, in the order of the columns.
+pub(super) fn bind_row<'q>(statement: Statement<'q>, row: &Transaction) -> Statement<'q> {
+    let statement = statement
+        .bind(id(row.id))
+        .bind(row.kind.name())
+        .bind(&*row.request)
+        .bind(row.imported)
+        .bind(&row.api_key)
+        .bind(datetime(row.created_at));
+    bind_state(statement, row)
+}
+
+/// The values that a move may change, in the order of the columns.
+pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Statement<'q> {
+    let claim = row.claim.as_ref();
+    let doubt = claim.and_then(|claim| claim.doubt.as_ref());
+    let binding = row.binding.as_ref();
+    let at = |moment: Option<Timestamp>| moment.map(datetime);
+    statement
+        .bind(row.status.name())
+        .bind(row.version)
+        .bind(datetime(row.updated_at))
+        .bind(at(row.confirmed_at))
+        .bind(&row.hash)
+        .bind(&row.from)
+        .bind(claim.map(|claim| &claim.consumer.0))
+        .bind(claim.map(|claim| claim.token.as_bytes().as_slice()))
+        .bind(claim.map(|claim| &claim.relayer.0))
+        .bind(claim.map(|claim| datetime(claim.at)))
+        .bind(doubt.map(|doubt| &doubt.reason))
+        .bind(doubt.map(|doubt| datetime(doubt.open_until)))
+        .bind(doubt.map(|doubt| doubt.kind.name()))
+        .bind(at(doubt.and_then(|doubt| doubt.absent_since)))
+        .bind(binding.map(|binding| &binding.relayer.0))
+        .bind(binding.map(|binding| &binding.tx_id.0))
+        .bind(binding.map(|binding| datetime(binding.at)))
+        .bind(binding.map(|binding| binding.progress.name()))
+        .bind(binding.and_then(|binding| binding.nonce))
+        .bind(at(binding.and_then(|binding| binding.forgotten_since)))
+        .bind(row.attempts)
+        .bind(row.reroutes)
+        .bind(row.replays)
+        .bind(row.auto_replayed)
+        .bind(row.avoid.as_ref().map(|relayer| &relayer.0))
+        .bind(row.failed_by.map(FailedBy::name))
+        .bind(&row.error_message)
+        .bind(row.result.as_ref().map(ToString::to_string))
+        .bind(at(row.check_at))
+}
+
+/// Reads a row back. The outer error is the driver's: the columns are not what this program expects.
+pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>, sqlx::Error> {
+    let text_id: String = row.try_get(0)?;
+    let Some(id) = parse_id(&text_id) else {
+        return Ok(Err(StoreError::Corrupt { table: "transactions", column: "id", id: text_id }));
+    };
+    let at = |index: usize| row.try_get::<Option<PrimitiveDateTime>, _>(index).map(|at| at.map(milliseconds));
+    let must = |index: usize| row.try_get::<PrimitiveDateTime, _>(index).map(milliseconds);
+    let token: Option<Vec<u8>> = row.try_get(13)?;
+    let token = token.and_then(|token| <[u8; 16]>::try_from(token).ok());
+    let raw = RawRow {
+        id: id.0.into_bytes(),
+        kind: row.try_get(1)?,
+        // JSON has a type of its own on MySQL and is text on MariaDB. Both send it as text.
+        request: row.try_get_unchecked(2)?,
+        imported: row.try_get(3)?,
+        api_key: row.try_get(4)?,
+        created_at: must(5)?,
+        status: row.try_get(6)?,
+        version: row.try_get(7)?,
+        updated_at: must(8)?,
+        confirmed_at: at(9)?,
+        hash: row.try_get(10)?,
+        sender: row.try_get(11)?,
+        claim: (row.try_get(12)?, token, row.try_get(14)?, at(15)?),
+        doubt: (row.try_get(16)?, at(17)?, row.try_get(18)?, at(19)?),
+        binding: (row.try_get(20)?, row.try_get(21)?, at(22)?, row.try_get(23)?, row.try_get(24)?, at(25)?),
+        attempts: row.try_get(26)?,
+        reroutes: row.try_get(27)?,
+        replays: row.try_get(28)?,
+        auto_replayed: row.try_get(29)?,
+        avoid: row.try_get(30)?,
+        failed_by: row.try_get(31)?,
+        error_message: row.try_get(32)?,
+        result: row.try_get_unchecked(33)?,
+        check_at: at(34)?,
+    };
+    Ok(raw.read().map(as_queued))
+}
+
+/// MySQL keeps JSON in its own order and spacing; the message is to be the same each time it is made.
+fn as_queued(mut row: Transaction) -> Transaction {
+    if row.kind == Kind::Direct {
+        let request = DirectRequest { call: row.call.clone(), retry_on_failure: row.retry_on_failure };
+        row.request = request.to_json().into();
+    }
+    row
+}
+
+/// An id as it is stored.
+pub(super) fn id(id: TransactionId) -> String {
+    id.0.as_hyphenated().to_string()
+}
+
+/// A stored id.
+pub(super) fn parse_id(text: &str) -> Option<TransactionId> {
+    Uuid::try_parse(text).ok().map(TransactionId)
+}
+
+/// Ids begin with the time, so a bound on the time is a bound on the id.
+pub(super) fn first_stored_id_at(at: Timestamp) -> String {
+    id(TransactionId(Uuid::from_bytes(first_id_at(at))))
+}
+
+/// A moment as it is stored: to the millisecond, in UTC. What no DATETIME can hold becomes the nearest that it can.
+pub(super) fn datetime(at: Timestamp) -> PrimitiveDateTime {
+    // The years 1000 and 9999.
+    const MIN_MS: i64 = -30_610_224_000_000;
+    const MAX_MS: i64 = 253_402_300_799_999;
+    let nanoseconds = i128::from(at.0.clamp(MIN_MS, MAX_MS)) * 1_000_000;
+    let moment = OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).expect("it is within four-digit years");
+    PrimitiveDateTime::new(moment.date(), moment.time())
+}
+
+/// The milliseconds of a stored moment.
+pub(super) fn milliseconds(at: PrimitiveDateTime) -> i64 {
+    let nanoseconds = at.assume_utc().unix_timestamp_nanos();
+    i64::try_from(nanoseconds.div_euclid(1_000_000)).expect("the milliseconds of four-digit years fit")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_kept_to_the_millisecond_and_within_what_a_datetime_holds() {
+        for at in [0, 1, 999, -1, 1_700_000_000_123] {
+            assert_eq!(milliseconds(datetime(Timestamp(at))), at);
+        }
+        assert_eq!(datetime(Timestamp(i64::MAX)).to_string(), "9999-12-31 23:59:59.999");
+        assert_eq!(datetime(Timestamp(i64::MIN)).to_string(), "1000-01-01 0:00:00.0");
+    }
+
+    #[test]
+    fn an_insert_has_as_many_places_as_columns() {
+        let columns = columns!().split(',').count();
+        assert_eq!(insert(3).matches('?').count(), 3 * columns);
+        assert_eq!(UPDATE.matches('?').count(), columns - 6 + 2);
+    }
+}

@@ -1,0 +1,88 @@
+//! Bringing the schema up to date, by one process at a time.
+
+use std::time::Duration;
+
+use sqlx::MySqlConnection;
+use tokio::time::timeout;
+
+use super::columns::datetime;
+use super::outcome::number;
+use super::pool::{MySqlOptions, connect, unavailable};
+use crate::relay::store::StoreError;
+use crate::timestamp::Timestamp;
+
+/// The migrations, in order; the version is the place in this list.
+const MIGRATIONS: [&str; 1] = [include_str!("../../../../migrations/mysql/0001_init.sql")];
+
+/// A large table takes its time to change.
+const TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// How long to wait for another process that is migrating.
+const LOCK_WAIT_S: u32 = 600;
+
+const SETUP: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', lock_wait_timeout = 600";
+
+/// Brings the schema up to date; returns how many steps were taken. One that was cut off is repeated.
+pub(super) async fn migrate(options: &MySqlOptions) -> Result<usize, StoreError> {
+    let parsed = options.parsed()?;
+    let mut connection =
+        timeout(options.timeout, connect(&parsed, SETUP)).await.map_err(unavailable)?.map_err(unavailable)?;
+    // Dropped, the connection closes, and that gives the lock up.
+    timeout(TIMEOUT, locked(&mut connection)).await.map_err(unavailable)?
+}
+
+async fn locked(connection: &mut MySqlConnection) -> Result<usize, StoreError> {
+    // The names of locks are the server's, not the database's, and short.
+    let held: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK(CONCAT('baton_migrate_', MD5(DATABASE())), ?)")
+        .bind(LOCK_WAIT_S)
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(unavailable)?;
+    if held != Some(1) {
+        let waited = "another process has been migrating this database for ten minutes";
+        return Err(StoreError::Unavailable(waited.into()));
+    }
+    let steps = run(connection).await.map_err(unavailable);
+    sqlx::query("DO RELEASE_LOCK(CONCAT('baton_migrate_', MD5(DATABASE())))")
+        .execute(connection)
+        .await
+        .map_err(unavailable)?;
+    steps
+}
+
+async fn run(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
+    sqlx::query(
+        "CREATE TABLE IF NOT EXISTS schema_version (version INT UNSIGNED NOT NULL, applied_at DATETIME(3) NOT NULL, \
+         CONSTRAINT schema_version_pkey PRIMARY KEY (version)) ENGINE = InnoDB",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let done = version(connection).await?;
+    for (index, sql) in MIGRATIONS.iter().enumerate().skip(done) {
+        sqlx::raw_sql(*sql).execute(&mut *connection).await?;
+        sqlx::query("INSERT INTO schema_version (version, applied_at) VALUES (?, ?)")
+            .bind(u64::try_from(index).unwrap_or(u64::MAX) + 1)
+            .bind(datetime(Timestamp::now()))
+            .execute(&mut *connection)
+            .await?;
+    }
+    Ok(MIGRATIONS.len().saturating_sub(done))
+}
+
+/// Whether the schema is what this program needs, or newer: during a rollout the old program meets the new schema.
+pub(super) async fn check(connection: &mut MySqlConnection) -> Result<Result<(), StoreError>, sqlx::Error> {
+    const NO_SUCH_TABLE: u16 = 1146;
+    let found = match version(connection).await {
+        Err(error) if number(&error) == Some(NO_SUCH_TABLE) => 0,
+        version => version?,
+    };
+    let needed = MIGRATIONS.len();
+    Ok(if found < needed { Err(StoreError::NotMigrated { found, needed }) } else { Ok(()) })
+}
+
+async fn version(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
+    let version: i64 = sqlx::query_scalar("SELECT CAST(COALESCE(MAX(version), 0) AS SIGNED) FROM schema_version")
+        .fetch_one(connection)
+        .await?;
+    Ok(usize::try_from(version).unwrap_or(0))
+}

@@ -1,0 +1,138 @@
+//! What the stores have in common: a row as a database gives it, turned into a transaction, and the few numbers that
+//! must not differ between databases.
+
+use uuid::Uuid;
+
+use super::StoreError;
+use crate::relay::call::DirectRequest;
+use crate::relay::transaction::{
+    Binding, Claim, ConsumerId, Doubt, FailedBy, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction,
+    TransactionId, Unknown,
+};
+use crate::timestamp::Timestamp;
+
+/// Where one transaction's timeline stops growing. What a relayer repeats stops early and leaves room for alarms.
+const TIMELINE_ENTRIES_MAX: u32 = 2000;
+const TIMELINE_IGNORED_MAX: u32 = 200;
+
+/// How many webhooks are kept for a transaction that is not bound yet.
+pub(super) const EARLY_WEBHOOKS_MAX: u32 = 20;
+
+/// After how many entries a timeline has no room for this step.
+pub(super) fn timeline_max(step: &Step) -> u32 {
+    if step.action == "webhook-ignored" { TIMELINE_IGNORED_MAX } else { TIMELINE_ENTRIES_MAX }
+}
+
+/// The smallest UUIDv7 of that millisecond.
+pub(super) fn first_id_at(at: Timestamp) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..6].copy_from_slice(&u64::try_from(at.0).unwrap_or(0).to_be_bytes()[2..]);
+    bytes
+}
+
+/// Relayer, its id, when, how far, nonce, forgotten since.
+pub(super) type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<u64>, Option<i64>);
+
+/// A row as a database gives it; turning it into a transaction can fail, and then says which column.
+pub(super) struct RawRow {
+    pub(super) id: [u8; 16],
+    pub(super) kind: String,
+    pub(super) status: String,
+    pub(super) version: u64,
+    pub(super) request: String,
+    pub(super) imported: bool,
+    pub(super) api_key: String,
+    pub(super) created_at: i64,
+    pub(super) updated_at: i64,
+    pub(super) confirmed_at: Option<i64>,
+    pub(super) hash: Option<String>,
+    pub(super) sender: Option<String>,
+    pub(super) claim: (Option<String>, Option<[u8; 16]>, Option<String>, Option<i64>),
+    pub(super) doubt: (Option<String>, Option<i64>, Option<String>, Option<i64>),
+    pub(super) binding: RawBinding,
+    pub(super) attempts: u32,
+    pub(super) reroutes: u32,
+    pub(super) replays: u32,
+    pub(super) auto_replayed: bool,
+    pub(super) avoid: Option<String>,
+    pub(super) failed_by: Option<String>,
+    pub(super) error_message: Option<String>,
+    pub(super) result: Option<String>,
+    pub(super) check_at: Option<i64>,
+}
+
+impl RawRow {
+    pub(super) fn read(self) -> Result<Transaction, StoreError> {
+        let id = TransactionId(Uuid::from_bytes(self.id));
+        let corrupt = |column| StoreError::Corrupt { table: "transactions", column, id: id.to_string() };
+        let request = serde_json::from_str(&self.request).map_err(|_| corrupt("request"))?;
+        let parsed = DirectRequest::parse(&request).map_err(|_| corrupt("request"))?;
+        let claim = match self.claim {
+            (None, None, None, None) => None,
+            (Some(consumer), Some(token), Some(relayer), Some(at)) => Some(Claim {
+                consumer: ConsumerId(consumer),
+                token: Uuid::from_bytes(token),
+                relayer: RelayerUrl(relayer),
+                at: Timestamp(at),
+                doubt: match self.doubt {
+                    (None, None, None, None) => None,
+                    (Some(reason), Some(open_until), Some(kind), absent) => Some(Doubt {
+                        reason,
+                        open_until: Timestamp(open_until),
+                        kind: Unknown::parse(&kind).ok_or_else(|| corrupt("claim_unknown"))?,
+                        absent_since: absent.map(Timestamp),
+                    }),
+                    _ => return Err(corrupt("claim_doubt")),
+                },
+            }),
+            _ => return Err(corrupt("claim_consumer")),
+        };
+        let binding = match self.binding {
+            (None, None, None, None, None, None) => None,
+            (Some(relayer), Some(tx_id), Some(at), Some(progress), nonce, forgotten) => Some(Binding {
+                relayer: RelayerUrl(relayer),
+                tx_id: RelayerTxId(tx_id),
+                at: Timestamp(at),
+                progress: Progress::parse(&progress).ok_or_else(|| corrupt("relayer_progress"))?,
+                nonce,
+                forgotten_since: forgotten.map(Timestamp),
+            }),
+            _ => return Err(corrupt("relayer_url")),
+        };
+        let failed_by = match self.failed_by {
+            Some(name) => Some(FailedBy::parse(&name).ok_or_else(|| corrupt("failed_by"))?),
+            None => None,
+        };
+        let result = match self.result {
+            Some(text) => Some(serde_json::from_str(&text).map_err(|_| corrupt("result"))?),
+            None => None,
+        };
+        Ok(Transaction {
+            id,
+            kind: Kind::parse(&self.kind).ok_or_else(|| corrupt("kind"))?,
+            status: Status::parse(&self.status).ok_or_else(|| corrupt("status"))?,
+            version: self.version,
+            retry_on_failure: parsed.retry_on_failure,
+            call: parsed.call,
+            request: self.request.into(),
+            imported: self.imported,
+            api_key: self.api_key,
+            created_at: Timestamp(self.created_at),
+            updated_at: Timestamp(self.updated_at),
+            confirmed_at: self.confirmed_at.map(Timestamp),
+            hash: self.hash,
+            from: self.sender,
+            claim,
+            binding,
+            attempts: self.attempts,
+            reroutes: self.reroutes,
+            replays: self.replays,
+            auto_replayed: self.auto_replayed,
+            avoid: self.avoid.map(RelayerUrl),
+            failed_by,
+            error_message: self.error_message,
+            result,
+            check_at: self.check_at.map(Timestamp),
+        })
+    }
+}

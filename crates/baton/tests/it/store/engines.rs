@@ -1,0 +1,172 @@
+//! A store of each kind, empty and to itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton::config::{Config, Service};
+use baton::relay::call::DirectRequest;
+use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
+use baton::relay::store::sqlite::SqliteStore;
+use baton::relay::store::{Saved, StoreError, TransactionStore};
+use baton::relay::transaction::{Clocks, ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
+use baton::timestamp::Timestamp;
+use pipeline::sqlite::Database;
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use uuid::Uuid;
+
+use crate::stand::TO;
+
+pub struct Fixture {
+    pub store: Arc<dyn TransactionStore>,
+    pub clocks: Clocks,
+    engine: Engine,
+}
+
+enum Engine {
+    Sqlite { database: Database, _directory: tempfile::TempDir },
+    MySql(Schema),
+}
+
+impl Fixture {
+    pub async fn sqlite() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let database = Database::open(&directory.path().join("baton.db")).unwrap();
+        let store = SqliteStore::open(&database).await.unwrap();
+        Self { store: Arc::new(store), clocks: clocks(), engine: Engine::Sqlite { database, _directory: directory } }
+    }
+
+    pub async fn mysql() -> Self {
+        let schema = Schema::migrated().await;
+        let store = MySqlStore::open(&schema.options()).await.unwrap();
+        Self { store: Arc::new(store), clocks: clocks(), engine: Engine::MySql(schema) }
+    }
+
+    /// Changes the tables behind the store's back.
+    pub async fn execute(&self, sql: &'static str) {
+        match &self.engine {
+            Engine::Sqlite { database, .. } => {
+                database.write(move |connection| connection.execute(sql, [])).await.unwrap();
+            }
+            Engine::MySql(schema) => {
+                sqlx::query(sql).execute(&mut schema.connect().await).await.unwrap();
+            }
+        }
+    }
+
+    pub async fn inserted(&self) -> Transaction {
+        let row = row(Timestamp::now().0);
+        self.store.insert(std::slice::from_ref(&row)).await.unwrap();
+        row
+    }
+
+    pub async fn claimed(&self) -> (Transaction, Uuid) {
+        let (moved, token) = claim(&self.inserted().await);
+        assert_eq!(self.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
+        (moved.transaction, token)
+    }
+
+    pub async fn bound(&self, tx_id: &str) -> Result<Transaction, StoreError> {
+        let (claimed, token) = self.claimed().await;
+        let bound = bind(&claimed, token, tx_id);
+        assert_eq!(self.store.save(&bound).await?, Saved::Yes { early: false });
+        Ok(bound.transaction)
+    }
+}
+
+pub fn clocks() -> Clocks {
+    Config::from_vars(Service::Command, |_| None).unwrap().relay.clocks
+}
+
+pub fn row(at: i64) -> Transaction {
+    let body = json!({ "to": TO, "value": "115792089237316195423570985008687907853269984665640564039457584007913129639935",
+        "data": "0xab", "gas": 21000, "retryOnFailure": true });
+    let request = DirectRequest::parse(&body).unwrap();
+    Transaction::accepted(TransactionId::generate(), &request, "key".into(), Timestamp(at), &clocks())
+}
+
+pub fn claim(row: &Transaction) -> (Moved, Uuid) {
+    let (me, token, relayer) = (ConsumerId::generate(), Uuid::new_v4(), RelayerUrl("http://r1".into()));
+    (row.claim(&me, token, &relayer, "test", Timestamp::now(), &clocks()).unwrap(), token)
+}
+
+pub fn bind(claimed: &Transaction, token: Uuid, tx_id: &str) -> Moved {
+    claimed.bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", Timestamp::now(), &clocks()).unwrap()
+}
+
+/// A database of its own on the real server; dropped with this value.
+pub struct Schema {
+    server: String,
+    name: String,
+}
+
+impl Schema {
+    /// Empty.
+    pub async fn create() -> Self {
+        let server = std::env::var("BATON_TEST_MYSQL_URL").expect(
+            "BATON_TEST_MYSQL_URL is not set: run `scripts/services start` and `eval \"$(scripts/services env)\"`",
+        );
+        let server = server.trim_end_matches('/').to_owned();
+        let name = format!("baton_test_{}", Uuid::new_v4().simple());
+        let mut connection = MySqlConnection::connect(&server).await.expect("the test server answers");
+        sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await.unwrap();
+        Self { server, name }
+    }
+
+    pub async fn migrated() -> Self {
+        let schema = Self::create().await;
+        MySqlStore::migrate(&schema.options()).await.unwrap();
+        schema
+    }
+
+    /// Generous: the machine may be busy, and no test waits for it.
+    pub fn options(&self) -> MySqlOptions {
+        MySqlOptions { timeout: Duration::from_secs(20), ..MySqlOptions::new(self.url()) }
+    }
+
+    /// The same by way of another address.
+    pub fn options_through(&self, address: &str, timeout: Duration) -> MySqlOptions {
+        let url = self.url().replace(&self.address(), address);
+        MySqlOptions { url, timeout, connections_max: 1 }
+    }
+
+    /// `host:port` of the server.
+    pub fn address(&self) -> String {
+        self.server.rsplit(['@', '/']).next().unwrap().to_owned()
+    }
+
+    /// A connection of the test's own.
+    pub async fn connect(&self) -> MySqlConnection {
+        MySqlConnection::connect(&self.url()).await.unwrap()
+    }
+
+    fn url(&self) -> String {
+        format!("{}/{}", self.server, self.name)
+    }
+}
+
+impl Drop for Schema {
+    fn drop(&mut self) {
+        let (server, name) = (self.server.clone(), self.name.clone());
+        // A thread with a runtime of its own: this one's cannot be waited on from here.
+        let dropped = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(remove(&server, &name))
+        });
+        let dropped = dropped.join().unwrap();
+        assert!(dropped.is_ok() || std::thread::panicking(), "{dropped:?}");
+    }
+}
+
+async fn remove(server: &str, name: &str) -> Result<(), sqlx::Error> {
+    const OPEN: &str = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = ?";
+    let mut connection = MySqlConnection::connect(server).await?;
+    // A test that failed half-way may have left a transaction open, and its locks would hold this back for a day.
+    let open: Vec<i64> = sqlx::query_scalar(OPEN).bind(name).fetch_all(&mut connection).await?;
+    for id in open {
+        // One that has gone by itself meanwhile cannot be ended, and need not be.
+        sqlx::query(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.ok();
+    }
+    sqlx::query(AssertSqlSafe(format!("DROP DATABASE {name}"))).execute(&mut connection).await?;
+    Ok(())
+}

@@ -1,0 +1,456 @@
+//! What only a server can get wrong: lost answers, deadlocks, other processes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use baton::relay::store::mysql::MySqlStore;
+use baton::relay::store::{Accepted, IdempotencyKey, NewTransaction, Saved, StoreError, TransactionStore};
+use baton::relay::transaction::{RelayerTxId, Step, TransactionId};
+use baton::timestamp::Timestamp;
+use futures::future::join_all;
+use harness::proxy::{Mode, Proxy};
+use harness::wait::eventually;
+use sqlx::{AssertSqlSafe, MySqlConnection};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::engines::{Schema, bind, claim, row};
+use crate::stand::SOON;
+
+/// Long enough for a busy machine to do the work, short enough to wait out.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn a_store_without_its_schema_says_what_to_run() {
+    let schema = Schema::create().await;
+    let Err(failure) = MySqlStore::open(&schema.options()).await else { panic!("it opened") };
+    assert!(failure.to_string().contains("run `baton migrate`"), "{failure}");
+    assert!(!failure.is_transient());
+}
+
+#[tokio::test]
+async fn of_many_that_migrate_one_does_it() {
+    let schema = Schema::create().await;
+    let options = schema.options();
+    let steps = join_all((0..4).map(|_| MySqlStore::migrate(&options))).await;
+    let steps: usize = steps.into_iter().map(Result::unwrap).sum();
+    assert_eq!(steps, 1);
+    assert_eq!(MySqlStore::migrate(&options).await.unwrap(), 0);
+    MySqlStore::open(&options).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_migration_that_was_cut_off_is_finished() {
+    let schema = Schema::migrated().await;
+    sqlx::query("DELETE FROM schema_version").execute(&mut schema.connect().await).await.unwrap();
+    sqlx::query("DROP TABLE consumers, timeline").execute(&mut schema.connect().await).await.unwrap();
+    assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 1);
+    MySqlStore::open(&schema.options()).await.unwrap().timeline(TransactionId::generate()).await.unwrap();
+}
+
+#[tokio::test]
+async fn many_accepts_are_stored_and_repeats_are_named() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options()).await.unwrap();
+    // More than one statement takes.
+    let plain: Vec<NewTransaction> = (0..600).map(|_| (row(1000), None)).collect();
+    assert!(store.accept(&plain).await.into_iter().all(|accepted| accepted.unwrap() == Accepted::Now));
+    assert!(store.accept(&[]).await.is_empty());
+    for (row, _) in plain.iter().step_by(99) {
+        assert_eq!(store.get(row.id).await.unwrap().as_ref(), Some(row));
+    }
+    let first = keyed("one", 1);
+    let batch = [
+        first.clone(),
+        (row(1), None),
+        keyed("two", 2),
+        keyed("one", 1),
+        keyed("one", 9),
+        keyed("ONE", 3),
+        keyed("one ", 4),
+    ];
+    let answers: Vec<_> = store.accept(&batch).await.into_iter().map(Result::unwrap).collect();
+    use Accepted::{Before, Now, Other};
+    assert_eq!(answers, [Now, Now, Now, Before(first.0.id), Other, Now, Now]);
+    let repeated: Vec<_> = store.accept(&batch).await.into_iter().map(|answer| answer.ok()).collect();
+    assert_eq!(repeated[0], None, "an id is stored once; and the key is its own");
+    let again: Vec<_> =
+        store.accept(&[keyed("two", 2), keyed("two", 5)]).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(again, [Before(batch[2].0.id), Other]);
+    let mut elsewhere = keyed("one", 1);
+    elsewhere.0.api_key = "another key".into();
+    assert_eq!(store.accept(&[elsewhere]).await.remove(0).unwrap(), Now, "keys belong to their API key");
+    assert_eq!(count(&schema).await, 600 + 5 + 1);
+}
+
+#[tokio::test]
+async fn concurrent_twins_create_one_transaction() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options()).await.unwrap();
+    let other = MySqlStore::open(&schema.options()).await.unwrap();
+    for round in 0..5 {
+        // Each batch has the same ten keys in another order, and rows of its own between them.
+        let batches: Vec<Vec<NewTransaction>> = (0..8)
+            .map(|batch| {
+                let keyed = (0..10).map(|key| keyed(&format!("{round}-{}", (key * 7 + batch * 3) % 10), 1));
+                keyed.flat_map(|keyed| [keyed, (row(1), None)]).collect()
+            })
+            .collect();
+        let stores = [&store, &other];
+        let accepts = batches.iter().enumerate().map(|(index, batch)| stores[index % 2].accept(batch));
+        let answers: Vec<Vec<_>> = join_all(accepts)
+            .await
+            .into_iter()
+            .map(|answers| answers.into_iter().map(Result::unwrap).collect())
+            .collect();
+        for key in 0..10 {
+            let name = format!("{round}-{key}");
+            let of_key = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers));
+            let of_key: Vec<_> =
+                of_key.filter(|((_, key), _)| key.as_ref().is_some_and(|key| key.key == name)).collect();
+            let winners: Vec<_> = of_key.iter().filter(|(_, answer)| **answer == Accepted::Now).collect();
+            assert_eq!((of_key.len(), winners.len()), (8, 1), "{of_key:?}");
+            let winner = winners[0].0.0.id;
+            assert!(
+                of_key
+                    .iter()
+                    .all(|(_, answer)| matches!(answer, Accepted::Now) || **answer == Accepted::Before(winner))
+            );
+        }
+    }
+    assert_eq!(count(&schema).await, 5 * (10 + 80));
+}
+
+#[tokio::test]
+async fn one_bad_row_does_not_fail_its_batch() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options()).await.unwrap();
+    let known = row(1);
+    store.insert(std::slice::from_ref(&known)).await.unwrap();
+    let mut too_long = keyed("too-long", 1);
+    too_long.0.api_key = "k".repeat(300);
+    let batch = [keyed("good", 1), (known, None), too_long, (row(2), None), keyed("good", 1)];
+    let answers = store.accept(&batch).await;
+    assert!(matches!(answers[0], Ok(Accepted::Now)), "{answers:?}");
+    assert!(matches!(answers[1], Err(StoreError::Conflict { constraint: "transactions_pkey" })), "{answers:?}");
+    assert!(matches!(answers[2], Err(StoreError::Unavailable(_))), "{answers:?}");
+    assert!(matches!(answers[3], Ok(Accepted::Now)), "{answers:?}");
+    assert!(matches!(&answers[4], Ok(Accepted::Before(id)) if *id == batch[0].0.id), "{answers:?}");
+    assert_eq!(count(&schema).await, 3);
+}
+
+#[tokio::test]
+async fn a_deadlock_is_retried() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options()).await.unwrap();
+    let accepted = row(Timestamp::now().0);
+    store.insert(std::slice::from_ref(&accepted)).await.unwrap();
+    let (claimed, token) = claim(&accepted);
+    store.save(&claimed).await.unwrap();
+    let bound = bind(&claimed.transaction, token, "wanted");
+
+    // The rival has the record that the bind wants, and so much else that the server will not choose it as the victim.
+    let mut rival = schema.connect().await;
+    sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
+    let values: Vec<_> = (0..200).map(|number| format!("('other-{number}', 'x')")).collect();
+    let insert = format!("INSERT INTO relayer_transactions VALUES ('wanted', 'x'), {}", values.join(", "));
+    sqlx::query(AssertSqlSafe(insert)).execute(&mut rival).await.unwrap();
+    let saving = tokio::spawn({
+        let store = store.clone();
+        async move { store.save(&bound).await }
+    });
+    is_stuck(&schema, "INSERT INTO relayer_transactions").await;
+    // Now it wants the row that the bind has. That it gets it, without the bind having ended, is the deadlock.
+    sqlx::query("SELECT 1 FROM transactions FOR UPDATE").fetch_all(&mut rival).await.unwrap();
+    assert!(!saving.is_finished());
+    sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
+    assert_eq!(saving.await.unwrap().unwrap(), Saved::Yes { early: false });
+    assert_eq!(store.timeline(accepted.id).await.unwrap().len(), 2, "what was undone left nothing behind");
+}
+
+#[tokio::test]
+async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options()).await.unwrap();
+    let accepted = row(Timestamp::now().0);
+    store.insert(std::slice::from_ref(&accepted)).await.unwrap();
+    let (claimed, token) = claim(&accepted);
+    store.save(&claimed).await.unwrap();
+    let bound = bind(&claimed.transaction, token, "oz-1");
+
+    // The rival stops the bind at its last step, after it has found no early webhook.
+    let mut rival = schema.connect().await;
+    sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
+    let step = format!("INSERT INTO timeline VALUES ('{}', 2, '2026-01-01', 'x', 'x')", accepted.id);
+    sqlx::query(AssertSqlSafe(step)).execute(&mut rival).await.unwrap();
+    let (binding, hearing) = (store.clone(), store.clone());
+    let saving = tokio::spawn(async move { binding.save(&bound).await });
+    is_stuck(&schema, "INSERT INTO timeline").await;
+    let mut webhook = tokio::spawn(async move {
+        let tx_id = RelayerTxId("oz-1".into());
+        hearing.keep_early(&tx_id, "{}", Timestamp::now()).await.unwrap();
+        hearing.find_bound(&tx_id).await.unwrap()
+    });
+    tokio::select! {
+        () = is_stuck(&schema, "SELECT 1 FROM relayer_transactions") => {}
+        found = &mut webhook => panic!("it did not wait: {found:?}"),
+    }
+    sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
+    assert_eq!(saving.await.unwrap().unwrap(), Saved::Yes { early: false });
+    assert_eq!(webhook.await.unwrap().unwrap().id, accepted.id);
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost_is_an_unknown_outcome() {
+    let schema = Schema::migrated().await;
+    let tap = Tap::start(schema.address(), "COMMIT", Loss::Answer).await;
+    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
+    tap.arm();
+    let stored = row(1);
+    let answer = store.insert(std::slice::from_ref(&stored)).await;
+    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
+    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored), "this time it was stored");
+    tap.arm();
+    let answers = store.accept(&[keyed("a", 1), keyed("b", 1)]).await;
+    assert!(answers.iter().all(|answer| matches!(answer, Err(StoreError::OutcomeUnknown(_)))), "{answers:?}");
+    assert_eq!(count(&schema).await, 3);
+}
+
+#[tokio::test]
+async fn a_commit_that_never_arrives_is_an_unknown_outcome_too() {
+    let schema = Schema::migrated().await;
+    let tap = Tap::start(schema.address(), "COMMIT", Loss::Request).await;
+    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
+    tap.arm();
+    let lost = row(1);
+    let answer = store.insert(std::slice::from_ref(&lost)).await;
+    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
+    assert_eq!(store.get(lost.id).await.unwrap(), None, "this time it was not stored");
+}
+
+#[tokio::test]
+async fn a_connection_lost_before_the_commit_changed_nothing() {
+    let schema = Schema::migrated().await;
+    for loss in [Loss::Request, Loss::Answer] {
+        let tap = Tap::start(schema.address(), "INSERT INTO transactions", loss).await;
+        let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
+        tap.arm();
+        let lost = row(1);
+        let answer = store.insert(std::slice::from_ref(&lost)).await;
+        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+        assert_eq!(store.get(lost.id).await.unwrap(), None);
+        store.insert(std::slice::from_ref(&lost)).await.unwrap();
+        assert_eq!(store.get(lost.id).await.unwrap(), Some(lost));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_stands_still_is_given_up_in_time_and_its_connection_thrown_away() {
+    let schema = Schema::migrated().await;
+    let proxy = Proxy::start(schema.address()).await;
+    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
+    let before = proxy.connections();
+    proxy.set(Mode::BlackHole).await;
+    let lost = row(1);
+    for call in ["write", "read"] {
+        let started = Instant::now();
+        let answer = match call {
+            "write" => store.insert(std::slice::from_ref(&lost)).await,
+            _ => store.ping().await,
+        };
+        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{call}: {answer:?}");
+        assert!(started.elapsed() < PATIENCE * 2, "{call} took {:?}", started.elapsed());
+    }
+    proxy.set(Mode::Forward).await;
+    store.insert(std::slice::from_ref(&lost)).await.unwrap();
+    assert!(proxy.connections() > before, "a connection that did not answer was used again");
+    assert_eq!(count(&schema).await, 1);
+}
+
+#[tokio::test]
+async fn a_commit_that_is_not_answered_in_time_is_an_unknown_outcome() {
+    let schema = Schema::migrated().await;
+    let tap = Tap::start(schema.address(), "COMMIT", Loss::Silence).await;
+    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
+    tap.arm();
+    let stored = row(1);
+    let started = Instant::now();
+    let answer = store.insert(std::slice::from_ref(&stored)).await;
+    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
+    assert!(started.elapsed() < PATIENCE * 2, "it took {:?}", started.elapsed());
+    // The next call has a connection of its own: the answer that comes late is not taken for its own.
+    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored));
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_changes_nothing_and_is_found_again() {
+    let schema = Schema::migrated().await;
+    let proxy = Proxy::start(schema.address()).await;
+    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
+    proxy.set(Mode::Refuse).await;
+    let refused = store.insert(&[row(1)]).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    proxy.set(Mode::Forward).await;
+    store.insert(&[row(1)]).await.unwrap();
+    // Cut while idle, as a restarted server leaves them: nobody notices.
+    proxy.cut().await;
+    store.insert(&[row(1)]).await.unwrap();
+    proxy.cut().await;
+    store.ping().await.unwrap();
+    // Ended by the server, which says so to the next who asks.
+    kill_all(&schema).await;
+    store.insert(&[row(1)]).await.unwrap();
+    kill_all(&schema).await;
+    store.ping().await.unwrap();
+    assert_eq!(count(&schema).await, 3);
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_leaves_no_transaction_open() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options_through(&schema.address(), SOON)).await.unwrap();
+    let accepted = row(1);
+    store.insert(std::slice::from_ref(&accepted)).await.unwrap();
+    let mut rival = schema.connect().await;
+    sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
+    sqlx::query("SELECT 1 FROM transactions FOR UPDATE").fetch_all(&mut rival).await.unwrap();
+    let claimed = claim(&accepted).0;
+    {
+        let saving = std::pin::pin!(store.save(&claimed));
+        let blocked = std::pin::pin!(is_stuck(&schema, "UPDATE transactions"));
+        futures::future::select(saving, blocked).await;
+    }
+    sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
+    // The pool has room for one connection: were it the old one, this would be part of a transaction that never ends.
+    store.note(accepted.id, &Step::new("looked", "at"), Timestamp(2)).await.unwrap();
+    let steps: i64 =
+        sqlx::query_scalar("SELECT COUNT(*) FROM timeline").fetch_one(&mut schema.connect().await).await.unwrap();
+    assert_eq!(steps, 1);
+    assert_eq!(store.get(accepted.id).await.unwrap(), Some(accepted), "the dropped save was not made");
+}
+
+#[tokio::test]
+async fn a_lock_that_is_not_had_in_time_changes_nothing() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options_through(&schema.address(), PATIENCE)).await.unwrap();
+    let accepted = row(1);
+    store.insert(std::slice::from_ref(&accepted)).await.unwrap();
+    let mut rival = schema.connect().await;
+    sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
+    sqlx::query("SELECT 1 FROM transactions FOR UPDATE").fetch_all(&mut rival).await.unwrap();
+    let claimed = claim(&accepted).0;
+    let answer = store.save(&claimed).await;
+    assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+    sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
+    assert_eq!(store.get(accepted.id).await.unwrap(), Some(accepted));
+    assert_eq!(store.save(&claimed).await.unwrap(), Saved::Yes { early: false });
+}
+
+fn keyed(key: &str, body: u8) -> NewTransaction {
+    (row(1), Some(IdempotencyKey { key: key.into(), body_sha256: [body; 32] }))
+}
+
+async fn count(schema: &Schema) -> i64 {
+    sqlx::query_scalar("SELECT COUNT(*) FROM transactions").fetch_one(&mut schema.connect().await).await.unwrap()
+}
+
+/// Ends every connection to this database but the one that does it.
+async fn kill_all(schema: &Schema) {
+    const SQL: &str =
+        "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+    let mut connection = schema.connect().await;
+    let ids: Vec<i64> = sqlx::query_scalar(SQL).fetch_all(&mut connection).await.unwrap();
+    assert!(!ids.is_empty());
+    for id in ids {
+        // One that has gone by itself meanwhile cannot be ended, and need not be.
+        sqlx::query(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.ok();
+    }
+}
+
+/// Returns when a statement that begins like this is stuck in this database. (The server's own list of lock waits is a
+/// copy that is not renewed while it is being looked at.)
+async fn is_stuck(schema: &Schema, statement: &str) {
+    const SQL: &str = "SELECT COUNT(*) FROM information_schema.processlist \
+        WHERE db = DATABASE() AND info LIKE CONCAT(?, '%') AND time >= 1";
+    let watcher = tokio::sync::Mutex::new(schema.connect().await);
+    eventually(SOON, "a wait for a lock", || async {
+        let connection: &mut MySqlConnection = &mut *watcher.lock().await;
+        let stuck: i64 = sqlx::query_scalar(SQL).bind(statement).fetch_one(connection).await.unwrap();
+        (stuck > 0).then_some(())
+    })
+    .await;
+}
+
+/// What a [`Tap`] loses when it sees what it waits for.
+#[derive(Clone, Copy)]
+enum Loss {
+    /// The request, and the connection.
+    Request,
+    /// The answer, and the connection: the server did what was asked.
+    Answer,
+    /// Only the answer: the connection stays open, without a word.
+    Silence,
+}
+
+/// A link to the server that waits for certain words and then loses something, once each time it is armed.
+struct Tap {
+    address: String,
+    armed: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Tap {
+    async fn start(target: String, words: &'static str, loss: Loss) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", harness::ports::free_port())).await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let armed = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&armed);
+        let task = tokio::spawn(async move {
+            let mut links = tokio::task::JoinSet::new();
+            while let Ok((near, _)) = listener.accept().await {
+                let far = TcpStream::connect(&target).await.unwrap();
+                links.spawn(carry(near, far, words, loss, Arc::clone(&seen)));
+            }
+        });
+        Self { address, armed, task }
+    }
+
+    fn arm(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn carry(mut near: TcpStream, mut far: TcpStream, words: &str, loss: Loss, armed: Arc<AtomicBool>) {
+    let (mut request, mut answer) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+    loop {
+        tokio::select! {
+            read = near.read(&mut request) => {
+                let Ok(size @ 1..) = read else { return };
+                let piece = &request[..size];
+                let found = piece.windows(words.len()).any(|window| window == words.as_bytes());
+                if found && armed.swap(false, Ordering::SeqCst) {
+                    if matches!(loss, Loss::Request) { return }
+                    far.write_all(piece).await.unwrap();
+                    // The server has done it when it answers.
+                    assert!(far.read(&mut answer).await.unwrap() > 0);
+                    if matches!(loss, Loss::Answer) { return }
+                    // Nothing more is said; the link ends when the near side gives up.
+                    while let Ok(1..) = near.read(&mut request).await {}
+                    return;
+                }
+                if far.write_all(piece).await.is_err() { return }
+            }
+            read = far.read(&mut answer) => {
+                let Ok(size @ 1..) = read else { return };
+                if near.write_all(&answer[..size]).await.is_err() { return }
+            }
+        }
+    }
+}

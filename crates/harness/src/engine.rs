@@ -1,0 +1,109 @@
+//! Which engine a test runs the product on: `BATON_TEST_ENGINE`, embedded by default. The servers are those that
+//! `scripts/services` runs; each test gets a database and queues of its own, which go when it ends.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+/// What the product runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// SQLite.
+    Embedded,
+    /// MySQL (MariaDB), SQS (LocalStack) and Redis.
+    MySqlSqs,
+    /// MySQL (MariaDB), RabbitMQ and Redis.
+    MySqlRabbitMq,
+}
+
+/// The variables of an engine, and what must be cleared away afterwards.
+pub struct EngineSetup {
+    /// For the product's processes.
+    pub vars: BTreeMap<String, String>,
+    database: Option<Server>,
+}
+
+/// A database on a server.
+struct Server {
+    port: String,
+    name: String,
+}
+
+impl Engine {
+    /// What this run is told to use.
+    ///
+    /// # Panics
+    /// If it is told something else.
+    pub fn from_env() -> Self {
+        match std::env::var("BATON_TEST_ENGINE").as_deref() {
+            Err(_) | Ok("" | "embedded") => Self::Embedded,
+            Ok("mysql-sqs") => Self::MySqlSqs,
+            Ok("mysql-rabbitmq") => Self::MySqlRabbitMq,
+            Ok(other) => panic!("BATON_TEST_ENGINE is {other:?}; known are embedded, mysql-sqs and mysql-rabbitmq"),
+        }
+    }
+
+    /// A fresh database and the names of fresh queues.
+    ///
+    /// # Panics
+    /// If a server is missing.
+    pub fn set_up(self) -> EngineSetup {
+        let mut setup = EngineSetup { vars: BTreeMap::new(), database: None };
+        if self == Self::Embedded {
+            return setup;
+        }
+        let name = format!("baton_{}", uuid::Uuid::new_v4().simple());
+        let mysql = server("BATON_TEST_MYSQL_URL");
+        let port = mysql.rsplit(':').next().unwrap_or_default().trim_end_matches('/').to_owned();
+        let database = Server { port, name: name.clone() };
+        database.run(&format!("CREATE DATABASE {name}"));
+        let mut set = |name: &str, value: String| drop(setup.vars.insert(name.to_owned(), value));
+        set("DATABASE_URL", format!("{}/{name}", mysql.trim_end_matches('/')));
+        set("REDIS_URL", server("BATON_TEST_REDIS_URL"));
+        set("QUEUE_AUTO_CREATE", "true".to_owned());
+        match self {
+            Self::Embedded => {}
+            Self::MySqlSqs => {
+                let endpoint = server("BATON_TEST_SQS_URL");
+                set("SQS_QUEUE_URL", format!("{endpoint}/000000000000/{name}"));
+                set("SQS_DLQ_URL", format!("{endpoint}/000000000000/{name}-dlq"));
+                set("SQS_ENDPOINT_URL", endpoint);
+                set("AWS_ACCESS_KEY_ID", "test".to_owned());
+                set("AWS_SECRET_ACCESS_KEY", "test".to_owned());
+            }
+            Self::MySqlRabbitMq => {
+                set("RELAY_QUEUE", "rabbitmq".to_owned());
+                set("RELAY_QUEUE_NAME", name);
+                set("RABBITMQ_URL", server("BATON_TEST_AMQP_URL"));
+            }
+        }
+        setup.database = Some(database);
+        setup
+    }
+}
+
+impl Server {
+    fn run(&self, sql: &str) {
+        let mut command = Command::new("mariadb");
+        command.args(["--no-defaults", "-h127.0.0.1", "-uroot", "-P", &self.port, "-e", sql]).stdin(Stdio::null());
+        let output = command.output().expect("there is a mariadb client: run scripts/services install");
+        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+impl Drop for EngineSetup {
+    fn drop(&mut self) {
+        if let Some(database) = self.database.take().filter(|_| !std::thread::panicking()) {
+            database.run(&format!("DROP DATABASE {}", database.name));
+        }
+    }
+}
+
+/// Where a server is.
+///
+/// # Panics
+/// If nobody has said.
+pub fn server(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| {
+        panic!(r#"{name} is not set: run `scripts/services start`, then `eval "$(scripts/services env)"`"#)
+    })
+}
