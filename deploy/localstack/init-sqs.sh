@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Creates relay-transactions and its dead-letter queue. LocalStack runs it each time it has started (it forgets its
+# queues when it stops); Baton checks at its own start that they are as it expects. Running it again changes nothing;
+# a queue of that name with other settings is an error.
+set -euo pipefail
+
+# Not AWS_REGION: LocalStack sets that one to us-east-1 for its init scripts, whatever the container was given.
+region=${QUEUE_REGION:-ap-northeast-2}
+queue=relay-transactions
+dead_letters=relay-transactions-dlq
+visibility_s=60
+retention_s=345600 # 4 days
+long_poll_s=20
+receives_max=3
+
+sqs() { awslocal --region "$region" --output text sqs "$@"; }
+
+# The dead-letter queue first: the redrive policy names it.
+dead_letters_url=$(sqs create-queue --queue-name "$dead_letters" --query QueueUrl \
+  --attributes "MessageRetentionPeriod=$retention_s,ReceiveMessageWaitTimeSeconds=$long_poll_s")
+dead_letters_arn=$(sqs get-queue-attributes --queue-url "$dead_letters_url" \
+  --attribute-names QueueArn --query Attributes.QueueArn)
+
+# The policy is JSON inside a JSON string, as SQS takes it.
+policy="{\\\"deadLetterTargetArn\\\":\\\"$dead_letters_arn\\\",\\\"maxReceiveCount\\\":\\\"$receives_max\\\"}"
+attributes="{\"VisibilityTimeout\":\"$visibility_s\",\"MessageRetentionPeriod\":\"$retention_s\","
+attributes+="\"ReceiveMessageWaitTimeSeconds\":\"$long_poll_s\",\"RedrivePolicy\":\"$policy\"}"
+queue_url=$(sqs create-queue --queue-name "$queue" --query QueueUrl --attributes "$attributes")
+
+echo "queues are ready in $region: $queue_url, after $receives_max receives $dead_letters_url"
