@@ -125,8 +125,6 @@ pub fn mortal(relayers: usize) -> Plan {
     Plan::relayers(relayers)
         .env("QUEUE_LEASE_MS", "1000")
         .env("RECONCILE_SUBMITTED_MS", "3000")
-        // Over two systems a row may have lost its message with whoever was to send it.
-        .env("RECONCILE_PENDING_MS", "4000")
         .env("LOG_LEVEL", "warn")
         .split()
 }
