@@ -48,7 +48,8 @@
 //! ```
 //!
 //! With the feature `sqlite` (on by default) there is an embedded, durable queue and the group-committing database
-//! under it ([`sqlite`]); with `testing`, the suite that every backend passes ([`testing`]).
+//! under it ([`sqlite`]); with `sqs` and `rabbitmq`, queues on those; with `testing`, the suite that every backend
+//! passes ([`testing`]).
 
 mod batch;
 mod handler;
