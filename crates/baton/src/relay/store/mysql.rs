@@ -3,7 +3,7 @@
 //!
 //! Where SQLite has one writer, here each rule that spans statements holds by a lock or a unique key: the guarded
 //! `UPDATE` locks a row until its commit, so its steps have one order, and a key that two want goes to one.
-//! What a failure means is in [`outcome`], and nowhere else.
+//! What a failure means is in `outcome.rs`, and nowhere else.
 
 mod accept;
 mod columns;
