@@ -46,6 +46,7 @@ async fn ready(State(state): State<HealthState>) -> Response {
 async fn health(State(state): State<HealthState>) -> Response {
     let census = state.book.store.census().await;
     let depth = state.book.queue.depth().await;
+    let cache = state.book.cache.ping().await;
     let relayers = state.pool.view();
     let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
     let well = census.is_ok() && depth.is_ok() && able > 0;
@@ -76,6 +77,12 @@ async fn health(State(state): State<HealthState>) -> Response {
                 }),
                 Err(_) => json!({ "status": "unavailable" }),
             },
+            // Never the reason for being unwell: without it the database answers.
+            "cache": { "status": match cache {
+                None => "in process",
+                Some(true) => "ok",
+                Some(false) => "unavailable",
+            } },
             "relayers": {
                 "status": if able > 0 { "ok" } else { "unavailable" },
                 "able": able,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pipeline::queue::rabbitmq::{RabbitMqOptions, RabbitMqQueue, Topology};
@@ -41,6 +41,8 @@ enum Messages {
 
 /// How often the database server is asked for its time.
 const CLOCK_EVERY: Duration = Duration::from_secs(30);
+/// How long its answer may be on the way to count.
+const CLOCK_ANSWER_MAX: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// Opens what the configuration names, and brings the schema up to date.
@@ -127,8 +129,11 @@ impl Engine {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(CLOCK_EVERY) => {}
             }
+            let asked = Instant::now();
             match store.now().await {
-                Ok(now) => timestamp::go_by_server(now),
+                // An answer that was long on its way says little: the steady clock of this machine is better.
+                Ok(_) if asked.elapsed() > CLOCK_ANSWER_MAX => {}
+                Ok(now) => timestamp::go_by_server(now + asked.elapsed() / 2),
                 Err(failure) => warn!(action = "clock_unknown", "the database was not asked for its time: {failure}"),
             }
         }

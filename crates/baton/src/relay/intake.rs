@@ -89,19 +89,18 @@ impl Intake {
         let mut freed = false;
         loop {
             let id = TransactionId::generate();
-            let row = Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), clocks);
+            let row = Box::new(Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), clocks));
             let receipt = Receipt { id, status: row.status, created_at: row.created_at };
             let key = idempotency_key
                 .map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: Sha256::digest(&*row.request).into() });
+            let message = Envelope::of(&row).outgoing();
             let accepted = match &self.way {
                 Way::OneCommit(store, queue) => {
-                    let message = Envelope::of(&row).outgoing();
-                    let stored = timeout_at(deadline, store.accept_queued(Box::new(row), key, message, queue)).await;
+                    let stored = timeout_at(deadline, store.accept_queued(row, key, message, queue)).await;
                     told(id, stored.map_err(drop))?
                 }
                 Way::RowThenMessage(rows) => {
-                    let message = Envelope::of(&row).outgoing();
-                    let stored = timeout_at(deadline, rows.accept((row, key))).await;
+                    let stored = timeout_at(deadline, rows.accept((*row, key))).await;
                     let accepted = told(id, stored.map_err(drop))?;
                     if accepted == Accepted::Now {
                         self.queue(id, message, deadline).await?;
@@ -119,11 +118,7 @@ impl Intake {
                 Accepted::Other => return Err(IntakeError::KeyReused),
                 Accepted::Before(first) => {
                     counter!("baton_idempotent_repeats_total").increment(1);
-                    let row = match self.book.store.get(first).await {
-                        Ok(Some(row)) => row,
-                        // The transaction exists, since its key does; only its status is not to be had now.
-                        Ok(None) | Err(_) => return Err(IntakeError::OutcomeUnknown(first)),
-                    };
+                    let row = self.came_before(first).await?;
                     // The client was told that it would never happen, and asks again: the key is free for another try.
                     if let (Some(FailedBy::Intake), Some(key), false) = (row.failed_by, idempotency_key, freed) {
                         freed = true;
@@ -134,6 +129,22 @@ impl Intake {
                     return Ok(Receipt { id: first, status: row.status, created_at: row.created_at });
                 }
             }
+        }
+    }
+
+    /// The transaction that a repeated request became, which nobody can take back any more: over two systems the first
+    /// request may still be without its answer, and may yet find that the queue does not take its message.
+    async fn came_before(&self, first: TransactionId) -> Result<Transaction, IntakeError> {
+        // The transaction exists, since its key does; only its status is not to be had now.
+        let unknown = || IntakeError::OutcomeUnknown(first);
+        let row = self.book.store.get(first).await.ok().flatten().ok_or_else(unknown)?;
+        if !row.is_untouched() || matches!(self.way, Way::OneCommit(..)) {
+            return Ok(row);
+        }
+        let now = Timestamp::now();
+        match self.book.update_from(row, |row| row.promise(now, &self.book.clocks)).await {
+            Ok(Updated::Moved(row) | Updated::Refused(_, row)) => Ok(*row),
+            Ok(Updated::Missing) | Err(_) => Err(unknown()),
         }
     }
 

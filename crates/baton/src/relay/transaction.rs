@@ -618,20 +618,29 @@ impl Transaction {
         }
     }
 
-    /// Takes back an accept whose message did not get into the queue, unless somebody has it under way already. Only
-    /// after this may a client be told that it will never happen: a message that arrives after all finds a failed row.
+    /// Takes back an accept whose message did not get into the queue, unless anybody has touched the row since: then
+    /// it is under way, or somebody else was promised it. Only after this may a client be told that it will never
+    /// happen: a message that arrives after all finds a failed row.
     pub fn not_queued(&self, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;
-        if self.claim.is_some() {
-            return Err(Refused::Claimed);
-        }
-        if self.binding.is_some() {
-            return Err(Refused::Bound);
-        }
-        if self.attempts > 0 || self.reroutes > 0 || self.replays > 0 || self.imported {
-            return Err(Refused::NotPossible("it has been under way before"));
+        if !self.is_untouched() || self.imported {
+            return Err(Refused::NotPossible("it is under way, or promised to somebody else"));
         }
         Ok(failed(self.next(now), FailedBy::Intake, "queue unavailable"))
+    }
+
+    /// Promises a row that another request is still storing: from now on it cannot be taken back, and if its message
+    /// does not come the reconciler queues it.
+    pub fn promise(&self, now: Timestamp, clocks: &Clocks) -> Result<Moved, Refused> {
+        if !self.is_untouched() {
+            return Err(Refused::NotPossible("it is past being taken back"));
+        }
+        self.look_again(now + clocks.message_check(), now)
+    }
+
+    /// Whether it is as it was accepted.
+    pub fn is_untouched(&self) -> bool {
+        self.version == 1
     }
 
     /// Nothing learned: look again later.

@@ -50,6 +50,15 @@ impl Links {
         self.stand.until_all_final(SOON).await;
     }
 
+    /// Waits until a row is stored: the next thing is the queue.
+    async fn row(&self) {
+        eventually(SOON, "the row", || async {
+            let (_, page) = self.stand.get("/api/v1/relay/transactions?status=pending").await;
+            page["transactions"].as_array().is_some_and(|rows| !rows.is_empty()).then_some(())
+        })
+        .await;
+    }
+
     fn times(&self, serial: usize) -> usize {
         let data = serial_data(serial);
         self.stand.relayers.iter().flat_map(|relayer| relayer.effects()).filter(|at| at.field("data") == data).count()
@@ -92,6 +101,45 @@ async fn the_queues_answer_is_lost_and_a_consumer_has_it(engine: Engine) {
     }
 }
 
+/// The same request twice under one key, while the queue is silent: the second is told 202 for the row of the first,
+/// so the first cannot take it back any more.
+async fn a_twin_was_promised_it(engine: Engine) {
+    let links = links(engine).await;
+    links.queue.set(Mode::BlackHole).await;
+    let body = serial_body(1);
+    let post = || async {
+        let request = links.stand.request(reqwest::Method::POST, "/api/v1/relay/direct");
+        let answer = request.header("idempotency-key", "one").json(&body).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let second = async {
+        links.row().await;
+        post().await
+    };
+    let (first, second) = tokio::join!(post(), second);
+    links.queue.set(Mode::Cut).await;
+    links.queue.set(Mode::Forward).await;
+    assert_eq!((first.0, second.0), (202, 202), "{first:?} {second:?}");
+    links.pass(2).await;
+    assert_eq!((links.times(1), links.times(2)), (1, 1));
+}
+
+/// A client that was told 503 and sends the same request again under the same key is served, once.
+async fn a_key_is_free_again_after_503(engine: Engine) {
+    let links = links(engine).await;
+    let post = || async {
+        let request = links.stand.request(reqwest::Method::POST, "/api/v1/relay/direct");
+        request.header("idempotency-key", "one").json(&serial_body(1)).send().await.unwrap().status().as_u16()
+    };
+    links.queue.set(Mode::Refuse).await;
+    assert_eq!((post().await, post().await), (503, 503));
+    links.queue.set(Mode::Forward).await;
+    eventually(SOON, "the request to be accepted", || async { (post().await == 202).then_some(()) }).await;
+    assert_eq!(post().await, 202);
+    links.stand.until_all_final(SOON).await;
+    assert_eq!(links.times(1), 1);
+}
+
 /// The row is stored, the queue is silent, and then the store is away too: nobody can tell, and the client is given the
 /// id under which it can ask.
 async fn nobody_can_tell(engine: Engine) {
@@ -100,12 +148,7 @@ async fn nobody_can_tell(engine: Engine) {
     let body = serial_body(1);
     let post = links.stand.post(&body);
     let cut = async {
-        // The row is there, so the next thing is the queue.
-        eventually(SOON, "the row", || async {
-            let (_, page) = links.stand.get("/api/v1/relay/transactions?status=pending").await;
-            page["transactions"].as_array().is_some_and(|rows| !rows.is_empty()).then_some(())
-        })
-        .await;
+        links.row().await;
         links.store.set(Mode::Refuse).await;
     };
     let ((status, body), ()) = tokio::join!(post, cut);
@@ -142,4 +185,11 @@ macro_rules! on_each_engine {
     };
 }
 
-on_each_engine!(the_queue_is_down, the_store_is_down, the_queues_answer_is_lost_and_a_consumer_has_it, nobody_can_tell,);
+on_each_engine!(
+    the_queue_is_down,
+    the_store_is_down,
+    the_queues_answer_is_lost_and_a_consumer_has_it,
+    a_twin_was_promised_it,
+    a_key_is_free_again_after_503,
+    nobody_can_tell
+);

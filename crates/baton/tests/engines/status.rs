@@ -55,6 +55,8 @@ async fn without_redis_everything_is_slower_and_nothing_is_wrong() {
     let stand = stand(&link).await;
     for mode in [Mode::Refuse, Mode::BlackHole, Mode::Cut] {
         link.set(mode).await;
+        let (code, health) = stand.get("/health").await;
+        assert_eq!((code, &health["parts"]["cache"]["status"]), (200, &"unavailable".into()), "{mode:?}");
         let sent = stand.send_many(0..20).await;
         stand.until_all_final(LATER).await;
         for (id, _) in &sent {

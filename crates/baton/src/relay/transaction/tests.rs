@@ -83,6 +83,7 @@ fn moves() -> Vec<Move> {
         moves.push((name, who, decide));
     };
     add("not queued".to_owned(), Box::new(|row, now| row.not_queued(now).ok()));
+    add("promise".to_owned(), Box::new(|row, now| row.promise(now, &CLOCKS).ok()));
     for (number, holder) in [(10, "a"), (11, "b")] {
         let key = token(number);
         add(
@@ -363,7 +364,10 @@ fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
     assert!(taken_back.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(6), &CLOCKS).is_err());
     assert!(taken_back.replay(Timestamp(6), &CLOCKS).is_err(), "the client was told that it will never happen");
     let claimed = claimed(Timestamp(0));
-    assert_eq!(claimed.not_queued(Timestamp(5)).unwrap_err(), Refused::Claimed);
     let released = claimed.release(token(10), "paused", Timestamp(1), &CLOCKS).unwrap().transaction;
-    assert!(released.not_queued(Timestamp(5)).is_ok(), "no relayer has it");
+    let promised = accepted(false).promise(Timestamp(1), &CLOCKS).unwrap().transaction;
+    for under_way in [claimed, released, promised] {
+        assert!(under_way.not_queued(Timestamp(5)).is_err());
+    }
+    assert!(taken_back.promise(Timestamp(6), &CLOCKS).is_err(), "nobody can be promised it any more");
 }
