@@ -5,11 +5,14 @@
 
 use std::{
     fs::File,
-    net::{Ipv4Addr, TcpListener},
+    io,
+    net::{Ipv4Addr, SocketAddr},
     sync::Mutex,
+    time::{Duration, Instant},
 };
 
 use rand::RngExt;
+use tokio::net::{TcpListener, TcpSocket};
 
 const LOWEST: u16 = 11_000;
 const HIGHEST: u16 = 32_000;
@@ -31,10 +34,63 @@ pub fn free_port() -> u16 {
         if lock.try_lock().is_err() {
             continue;
         }
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if is_free(port) {
             TAKEN.lock().expect("no holder of this lock panics").push(lock);
             return port;
         }
     }
     panic!("no free port between {LOWEST} and {HIGHEST}");
+}
+
+/// Listens on 127.0.0.1 and that port.
+///
+/// A process that is being started has, until it runs its own program, a copy of every socket of the one that starts it.
+/// A port that was just left is therefore taken for some milliseconds more, and is waited for.
+pub(crate) async fn listen(port: u16) -> io::Result<TcpListener> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let started = Instant::now();
+    loop {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+            Err(taken) if taken.kind() == io::ErrorKind::AddrInUse && started.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            listening => return listening,
+        }
+    }
+}
+
+/// Without listening: a copy of a socket that only looked is in nobody's way.
+fn is_free(port: u16) -> bool {
+    let bound = TcpSocket::new_v4().and_then(|socket| {
+        socket.set_reuseaddr(true)?;
+        socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    });
+    bound.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_in_use_is_not_free() {
+        let port = free_port();
+        assert!(is_free(port));
+        let listener = listen(port).await.expect("it is free");
+        assert!(!is_free(port));
+        drop(listener);
+        assert!(is_free(port));
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_about_to_be_left_is_waited_for() {
+        let port = free_port();
+        let first = listen(port).await.expect("it is free");
+        let leave = async move {
+            tokio::task::yield_now().await;
+            drop(first);
+        };
+        let (second, ()) = tokio::join!(listen(port), leave);
+        second.expect("it was left");
+    }
 }

@@ -1,7 +1,6 @@
 //! A TCP link with a switch: put it between two parties, then cut, refuse, delay or silence it while they talk.
 
 use std::{
-    net::Ipv4Addr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -81,7 +80,7 @@ impl Proxy {
         let (orders, incoming) = tokio::sync::mpsc::channel(1);
         let connections = Arc::new(AtomicUsize::new(0));
         let stop = CancellationToken::new();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("the proxy's port is free");
+        let listener = crate::ports::listen(port).await.expect("the proxy's port is free");
         let link =
             Link { target: target.into(), mode: mode_seen, open: open_seen, connections: Arc::clone(&connections) };
         let until = stop.clone();
@@ -155,7 +154,7 @@ async fn accept(
                 if !listen {
                     listener = None;
                 } else if listener.is_none() {
-                    listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.ok();
+                    listener = crate::ports::listen(port).await.ok();
                     if listener.is_none() { return }
                 }
                 // The one who ordered may have gone away; then nobody needs to know.

@@ -6,7 +6,7 @@
 use std::{
     future::Future,
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -40,7 +40,7 @@ impl Server {
     pub(crate) async fn start(port: u16, router: Router) -> io::Result<Self> {
         let stop = CancellationToken::new();
         let lines = TaskTracker::new();
-        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+        let tcp = crate::ports::listen(port).await?;
         let listener = Lines { tcp, stop: stop.clone(), lines: lines.clone() };
         let serve = axum::serve(listener, router.into_make_service_with_connect_info::<Line>()).into_future();
         let until = stop.clone();
