@@ -194,6 +194,8 @@ pub struct RelayConfig {
     pub relayer_retention: Duration,
     /// `RECONCILE_INTERVAL_MS`: how often the reconciler sweeps.
     pub reconcile_interval: Duration,
+    /// `RECONCILE_DEAD_LETTERS_MS`: how often it looks at the dead letters.
+    pub dead_letters_every: Duration,
     /// The ages at which the reconciler looks at a row (`RECONCILE_*`, `RELAYER_SUBMIT_TIMEOUT_MS`).
     pub clocks: Clocks,
     /// `RELAYER_*` and `BREAKER_*`: routing.
@@ -274,6 +276,7 @@ pub const VARIABLES: &[Variable] = &[
     var("BREAKER_OPEN_MS", "5000", "how long a breaker stays open the first time; doubles"),
     var("BREAKER_OPEN_MAX_MS", "60000", "the longest a breaker stays open"),
     var("RECONCILE_INTERVAL_MS", "1000", "how often the reconciler looks for rows that are due"),
+    var("RECONCILE_DEAD_LETTERS_MS", "5000", "how often it looks for dead letters that should not be (SQS: 60000)"),
     var("RECONCILE_PENDING_MS", "600000", "a pending row that nobody claims is looked at after so long"),
     var("RECONCILE_SUBMITTED_MS", "30000", "a submitted row with no news is asked for after so long; doubles"),
     var("RECONCILE_SUBMITTED_MAX_MS", "300000", "the longest pause between two such questions"),
@@ -326,6 +329,11 @@ impl Config {
             (None, QueueEngine::Sqs(_) | QueueEngine::RabbitMq { .. }) => Duration::from_secs(60),
             _ => vars.millis("QUEUE_LEASE_MS"),
         };
+        // There, whoever reads them hides them from all others meanwhile.
+        let dead_letters_every = match (vars.text("RECONCILE_DEAD_LETTERS_MS"), &engine.relay_queue) {
+            (None, QueueEngine::Sqs(_)) => Duration::from_secs(60),
+            _ => vars.millis("RECONCILE_DEAD_LETTERS_MS"),
+        };
         let health_interval = vars.millis("RELAYER_HEALTH_INTERVAL_MS");
         let config = Self {
             data_dir: vars.text("BATON_DATA_DIR").unwrap_or_else(|| "./.baton".to_owned()).into(),
@@ -355,6 +363,7 @@ impl Config {
                 relayer_clock_skew: vars.millis("RELAYER_CLOCK_SKEW_MS"),
                 relayer_retention: vars.millis("RELAYER_RETENTION_MS"),
                 reconcile_interval: vars.millis("RECONCILE_INTERVAL_MS"),
+                dead_letters_every,
                 clocks: Clocks {
                     pending_check: vars.millis("RECONCILE_PENDING_MS"),
                     claim_check: vars.millis("CONSUMER_DEAD_AFTER_MS"),
@@ -721,6 +730,8 @@ mod tests {
         let sqs = with(&[("SQS_QUEUE_URL", "https://h/0/q"), ("SQS_DLQ_URL", "https://h/0/d")]).unwrap();
         assert!(matches!(&sqs.engine.relay_queue, QueueEngine::Sqs(sqs) if sqs.endpoint.is_none()), "instance role");
         assert_eq!(sqs.relay.queue_lease, Duration::from_secs(60));
+        assert_eq!(sqs.relay.dead_letters_every, Duration::from_secs(60));
+        assert_eq!(embedded.relay.dead_letters_every, Duration::from_secs(5));
         let rabbitmq = with(&[("RELAY_QUEUE", "rabbitmq"), ("RABBITMQ_URL", "amqp://u:secret@h")]).unwrap();
         assert!(!format!("{rabbitmq:?}").contains("secret@"), "passwords are not shown");
     }

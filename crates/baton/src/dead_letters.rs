@@ -30,6 +30,8 @@ pub enum Replayed {
     Yes,
     /// It is not, because.
     No(String),
+    /// Its transaction is with a relayer or has ended: it was only left over, and is gone now.
+    Over,
 }
 
 /// What can go wrong with all of it.
@@ -91,34 +93,53 @@ pub async fn select(book: &Book, selection: &Selection) -> Result<Vec<DeadLetter
     }
 }
 
-/// Starts one dead letter over.
-pub async fn replay(book: &Book, letter: &DeadLetter) -> Result<Replayed, DeadLetterError> {
+/// Starts dead letters over; one answer for each. Their messages are moved together, since a queue may have to read
+/// through all of its dead letters for each move.
+pub async fn replay(book: &Book, letters: &[DeadLetter]) -> Result<Vec<Replayed>, DeadLetterError> {
+    let mut answers = Vec::with_capacity(letters.len());
+    let (mut reopened, mut over) = (Vec::new(), Vec::new());
+    for letter in letters {
+        let answer = reopen(book, letter).await?;
+        match &answer {
+            Replayed::Yes => reopened.push(letter.id.clone()),
+            Replayed::Over => over.push(letter.id.clone()),
+            Replayed::No(_) => {}
+        }
+        answers.push(answer);
+    }
+    settled(book.queue.replay(&reopened, Duration::ZERO).await)?;
+    settled(book.queue.discard(&over).await)?;
+    Ok(answers)
+}
+
+/// Drops dead letters for good; their transactions stay failed.
+pub async fn discard(book: &Book, letters: &[DeadLetter]) -> Result<(), DeadLetterError> {
+    let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id.clone()).collect();
+    settled(book.queue.discard(&ids).await)
+}
+
+/// Lets the row of a dead letter begin again.
+async fn reopen(book: &Book, letter: &DeadLetter) -> Result<Replayed, StoreError> {
     let Some(id) = transaction_id(letter) else {
         return Ok(Replayed::No("its body is not a message about a transaction".to_owned()));
     };
     let now = Timestamp::now();
-    match book.update(id, |row| row.replay(now, &book.clocks)).await? {
-        Updated::Missing => return Ok(Replayed::No("there is no such transaction".to_owned())),
-        Updated::Moved(_) => {}
-        // An earlier replay was interrupted before it moved the message.
-        Updated::Refused(_, row) if row.status == Status::Pending => {}
-        Updated::Refused(Refused::NotPossible(why), _) => return Ok(Replayed::No(why.to_owned())),
-        Updated::Refused(refused, _) => return Ok(Replayed::No(refused.to_string())),
-    }
-    for moved in book.queue.replay(std::slice::from_ref(&letter.id), Duration::ZERO).await {
-        match moved {
-            // Somebody else moved it in the meantime, which is just as well.
-            Ok(()) | Err(QueueError::NotFound) => {}
-            Err(failure) => return Err(failure.into()),
-        }
-    }
-    Ok(Replayed::Yes)
+    Ok(match book.update(id, |row| row.replay(now, &book.clocks)).await? {
+        Updated::Missing => Replayed::No("there is no such transaction".to_owned()),
+        Updated::Moved(_) => Replayed::Yes,
+        // An earlier replay was interrupted before it moved the message,
+        Updated::Refused(_, row) if row.status == Status::Pending => Replayed::Yes,
+        // or after: over two systems a copy of it stayed.
+        Updated::Refused(_, row) if row.needs_no_message() => Replayed::Over,
+        Updated::Refused(Refused::NotPossible(why), _) => Replayed::No(why.to_owned()),
+        Updated::Refused(refused, _) => Replayed::No(refused.to_string()),
+    })
 }
 
-/// Drops one dead letter for good; its transaction stays failed.
-pub async fn drop_one(book: &Book, letter: &DeadLetter) -> Result<(), DeadLetterError> {
-    for dropped in book.queue.discard(std::slice::from_ref(&letter.id)).await {
-        match dropped {
+fn settled(moved: Vec<Result<(), QueueError>>) -> Result<(), DeadLetterError> {
+    for moved in moved {
+        match moved {
+            // Somebody else moved it in the meantime, which is just as well.
             Ok(()) | Err(QueueError::NotFound) => {}
             Err(failure) => return Err(failure.into()),
         }

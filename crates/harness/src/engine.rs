@@ -107,3 +107,12 @@ pub fn server(name: &str) -> String {
         panic!(r#"{name} is not set: run `scripts/services start`, then `eval "$(scripts/services env)"`"#)
     })
 }
+
+/// `127.0.0.1:PORT` of a server, for a link to it.
+///
+/// # Panics
+/// If nobody has said where it is.
+pub fn address(name: &str) -> String {
+    let url = reqwest::Url::parse(&server(name)).expect("it is a URL");
+    format!("127.0.0.1:{}", url.port().expect("it has a port"))
+}

@@ -35,6 +35,9 @@ use settle::{Kind, Verdict};
 const VERDICTS_WAITING_MAX: usize = 1024;
 /// How long the last verdicts may take after the handlers have finished.
 const SETTLE_GRACE: Duration = Duration::from_secs(10);
+/// How long a receive may go on after the shutdown signal where the server may have taken messages for it already. If
+/// there are any they come at once; a receive that still waits then is one for which there is nothing.
+const RECEIVE_GRACE: Duration = Duration::from_secs(1);
 
 /// How a pipeline runs. Every field has a default.
 #[derive(Debug, Clone)]
@@ -398,11 +401,13 @@ impl Engine {
                 reserved.merge(others);
             }
             let wait = if receives.is_empty() { self.options.receive_wait } else { Duration::ZERO };
-            receives.push(self.receive(flow.pause(&self.options), ready(), reserved, wait));
+            receives.push(self.receive(flow.pause(&self.options), ready(), reserved, wait, shutdown));
         }
         // A receive that has already taken its messages is finished; one that still waits is dropped.
         let mut unstarted = Vec::new();
-        while let Some(Some(received)) = receives.next().now_or_never() {
+        let grace = if self.queue.capabilities().cancel_safe { Duration::ZERO } else { RECEIVE_GRACE };
+        let until = Instant::now() + grace;
+        while let Ok(Some(received)) = tokio::time::timeout_at(until, receives.next()).await {
             unstarted.extend(self.sort(received, &mut flow, &desk));
         }
         unstarted
@@ -414,6 +419,7 @@ impl Engine {
         ready: impl Future<Output = ()> + Send,
         slots: OwnedSemaphorePermit,
         wait: Duration,
+        shutdown: &CancellationToken,
     ) -> Received {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
@@ -421,7 +427,10 @@ impl Engine {
         if let Err(panic) = AssertUnwindSafe(ready).catch_unwind().await {
             tracing::error!(queue = self.queue.name(), reason = panic_reason(&*panic), "`ready` of the handler failed");
         }
-        let result = self.queue.receive(slots.num_permits(), wait).await;
+        let result = match shutdown.is_cancelled() {
+            true => Ok(Vec::new()),
+            false => self.queue.receive(slots.num_permits(), wait).await,
+        };
         Received { result, slots }
     }
 

@@ -12,6 +12,9 @@ use crate::dead_letters::{self, Replayed, Selection};
 use crate::relay::lane::Lane;
 use crate::timestamp::Timestamp;
 
+/// The most dead letters that are moved at once.
+const TOGETHER_MAX: usize = 100;
+
 /// What to do with dead letters.
 #[derive(Subcommand)]
 pub enum DlqCommand {
@@ -102,20 +105,28 @@ pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCod
             if dry_run {
                 return Ok(would("replay", &letters));
             }
-            let pause = rate.filter(|rate| *rate > 0).map(|rate| Duration::from_secs(1) / rate);
-            let (mut done, mut refused) = (0, 0);
-            for (position, letter) in letters.iter().enumerate() {
-                match dead_letters::replay(&book, letter).await? {
-                    Replayed::Yes => done += 1,
-                    Replayed::No(why) => {
-                        refused += 1;
-                        eprintln!("not replayed: {}: {why}", letter.id);
+            let rate = rate.filter(|rate| *rate > 0);
+            let (mut done, mut over, mut refused) = (0, 0, 0);
+            for some in letters.chunks(together(rate)) {
+                let pause = rate.map(|rate| Duration::from_secs(some.len() as u64) / rate);
+                for (letter, replayed) in some.iter().zip(dead_letters::replay(&book, some).await?) {
+                    match replayed {
+                        Replayed::Yes => done += 1,
+                        Replayed::Over => over += 1,
+                        Replayed::No(why) => {
+                            refused += 1;
+                            eprintln!("not replayed: {}: {why}", letter.id);
+                        }
                     }
                 }
-                progress(position + 1, letters.len());
-                if let Some(pause) = pause {
+                let so_far = done + over + refused;
+                progress(so_far, letters.len());
+                if let Some(pause) = pause.filter(|_| so_far < letters.len()) {
                     tokio::time::sleep(pause).await;
                 }
+            }
+            if over > 0 {
+                println!("{over} had been replayed before, and were only left over");
             }
             println!("{done} replayed, {refused} not");
             Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -126,14 +137,21 @@ pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCod
             if dry_run {
                 return Ok(would("drop", &letters));
             }
-            for (position, letter) in letters.iter().enumerate() {
-                dead_letters::drop_one(&book, letter).await?;
-                progress(position + 1, letters.len());
+            let mut done = 0;
+            for some in letters.chunks(TOGETHER_MAX) {
+                dead_letters::discard(&book, some).await?;
+                done += some.len();
+                progress(done, letters.len());
             }
             println!("{} dropped", letters.len());
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// How many are moved at once: a quarter of a second's worth where there is a rate.
+fn together(rate: Option<u32>) -> usize {
+    rate.map_or(TOGETHER_MAX, |rate| (rate as usize / 4).clamp(1, TOGETHER_MAX))
 }
 
 fn would(what: &str, letters: &[DeadLetter]) -> ExitCode {

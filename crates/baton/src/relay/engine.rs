@@ -75,7 +75,7 @@ impl Engine {
             (QueueEngine::Embedded, None) => anyhow::bail!("there is no queue"),
             (QueueEngine::Sqs(sqs), _) => Messages::Elsewhere(open_sqs(sqs, config, options).await?),
             (QueueEngine::RabbitMq { url, queue }, _) => {
-                Messages::Elsewhere(open_rabbitmq(url.expose(), queue, options).await?)
+                Messages::Elsewhere(open_rabbitmq(url.expose(), queue, config, options).await?)
             }
         };
         Ok(Self { store, queue })
@@ -165,8 +165,14 @@ async fn open_sqs(sqs: &SqsConfig, config: &Config, options: QueueOptions) -> an
     Ok(Arc::new(queue))
 }
 
-async fn open_rabbitmq(url: &str, queue: &str, options: QueueOptions) -> anyhow::Result<Arc<dyn Queue>> {
-    let options = RabbitMqOptions::new(url, Topology::named(queue), options);
+async fn open_rabbitmq(
+    url: &str,
+    queue: &str,
+    config: &Config,
+    options: QueueOptions,
+) -> anyhow::Result<Arc<dyn Queue>> {
+    let topology = Topology { create: config.engine.queue_auto_create, ..Topology::named(queue) };
+    let options = RabbitMqOptions::new(url, topology, options);
     let queue = RabbitMqQueue::connect(options).await.context("RABBITMQ_URL: cannot prepare the queue")?;
     Ok(Arc::new(queue))
 }

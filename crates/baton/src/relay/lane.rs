@@ -92,6 +92,7 @@ impl Lane {
             me.clone(),
             ReconcilerSettings {
                 interval: self.config.reconcile_interval,
+                dead_letters_every: self.config.dead_letters_every,
                 consumer_dead_after: self.config.consumer_dead_after,
                 clock_skew: self.config.relayer_clock_skew,
                 relayer_retention: self.config.relayer_retention,

@@ -38,6 +38,8 @@ pub struct Reconciler {
 pub struct ReconcilerSettings {
     /// How often it sweeps.
     pub interval: Duration,
+    /// How often it looks at the dead letters.
+    pub dead_letters_every: Duration,
     /// A consumer not heard of for so long is gone.
     pub consumer_dead_after: Duration,
     /// How far a relayer's clock may differ from ours.
@@ -52,8 +54,6 @@ pub struct ReconcilerSettings {
 const SWEEP_MAX: usize = 500;
 /// Questions to relayers under way at once.
 const QUESTIONS_MAX: usize = 16;
-/// Between two looks at the dead letters.
-const DEAD_LETTER_SWEEP: Duration = Duration::from_secs(5);
 /// Between two clean-ups.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
@@ -74,7 +74,7 @@ impl Reconciler {
                 again_and_again("claims", every, || self.sweep_claims()),
                 again_and_again("submitted", every, || self.sweep_submitted()),
                 again_and_again("waiting", every, || self.sweep_waiting()),
-                again_and_again("dead letters", DEAD_LETTER_SWEEP, || self.sweep_dead_letters()),
+                again_and_again("dead letters", self.settings.dead_letters_every, || self.sweep_dead_letters()),
                 again_and_again("clean-up", FORGET_EVERY, || self.forget()),
             )
         };
@@ -220,7 +220,7 @@ impl Reconciler {
                 if row.status == Status::Failed {
                     continue;
                 }
-                if row.binding.is_some() || row.status.is_final() {
+                if row.needs_no_message() {
                     over.push(letter.id.clone());
                     continue;
                 }

@@ -638,6 +638,11 @@ impl Transaction {
         self.look_again(now + clocks.message_check(), now)
     }
 
+    /// Whether its message has nothing left to say: a relayer has it, or it has ended well.
+    pub fn needs_no_message(&self) -> bool {
+        self.status != Status::Failed && (self.binding.is_some() || self.status.is_final())
+    }
+
     /// Whether it is as it was accepted.
     pub fn is_untouched(&self) -> bool {
         self.version == 1

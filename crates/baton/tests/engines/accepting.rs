@@ -1,6 +1,6 @@
 //! A link is cut at the very moment that matters, and each of the three answers (202, 503, 504) must stay true for ever.
 
-use harness::engine::{Engine, server};
+use harness::engine::{Engine, address};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
@@ -19,12 +19,8 @@ async fn links(engine: Engine) -> Links {
         Engine::MySqlRabbitMq => ("DATABASE_URL", "RABBITMQ_URL", "BATON_TEST_AMQP_URL"),
         Engine::Embedded => panic!("one commit: there are no links"),
     };
-    let target = |name: &str| {
-        let url = reqwest::Url::parse(&server(name)).unwrap();
-        format!("127.0.0.1:{}", url.port().unwrap())
-    };
-    let store = Proxy::start(target("BATON_TEST_MYSQL_URL")).await;
-    let queue = Proxy::start(target(queue_server)).await;
+    let store = Proxy::start(address("BATON_TEST_MYSQL_URL")).await;
+    let queue = Proxy::start(address(queue_server)).await;
     let stand = Plan::relayers(2)
         .engine(engine)
         .api_behind(store_variable, &store)

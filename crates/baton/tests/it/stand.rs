@@ -134,6 +134,7 @@ impl Plan {
         let mut stand = Stand {
             _directory: directory,
             _engine: engine,
+            engine: self.engine,
             relayers,
             env,
             base,
@@ -163,6 +164,7 @@ pub struct Stand {
     /// Kept until the end.
     _directory: tempfile::TempDir,
     _engine: EngineSetup,
+    pub engine: Engine,
     pub relayers: Vec<Relayer>,
     pub env: BTreeMap<String, String>,
     pub base: String,

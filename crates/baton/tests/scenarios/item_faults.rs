@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use harness::engine::Engine;
 use harness::relayer::{Outcome, PostFault};
 use harness::wait::eventually_ok;
 
@@ -73,7 +74,7 @@ async fn item_faults() {
         };
         assert!(row["status"] == status && said.contains(reason) && tried == times, "tried {tried} times: {row}");
     }
-    let dead = TRANSACTIONS / 5 * 3;
+    let dead = (TRANSACTIONS / 5 * 3) as u64;
     until_dead(&stand, dead).await;
     let (_, list) = stand.command(["dlq", "list"]).await;
     for (id, _) in promises.accepted.iter().filter(|(_, serial)| is_dead(*serial)) {
@@ -94,9 +95,20 @@ async fn item_faults() {
         replay.kill9().await.unwrap();
         story.kills += 1;
     }
-    let mut replay = replay(&stand, "1000");
-    let exit = replay.wait_exit(SOON).await.unwrap();
-    assert_eq!(exit.code(), Some(0), "{}", replay.output());
+    let mut replays = 0;
+    eventually_ok(LATER, "no dead letter to be left", || {
+        let mut replay = replay(&stand, "1000");
+        replays += 1;
+        let stand = &stand;
+        async move {
+            let exit = replay.wait_exit(LATER).await.unwrap();
+            assert_eq!(exit.code(), Some(0), "{}", replay.output());
+            if dead_letters(stand).await == 0 { Ok(()) } else { Err(replay.output()) }
+        }
+    })
+    .await;
+    // A killed reader hides what it has read from the others for a while, on a queue that cannot be read otherwise.
+    assert!(replays == 1 || stand.engine == Engine::MySqlSqs, "one replay takes all of them, not {replays}");
     story.watch(&stand);
 
     let ledger = story.end(&stand, &promises).await;
@@ -112,20 +124,23 @@ fn replay(stand: &Stand, rate: &str) -> harness::process::Process {
     baton(["dlq", "replay", "--all", "--rate", rate], &stand.env).start().unwrap()
 }
 
-async fn until_dead(stand: &Stand, count: usize) {
+async fn until_dead(stand: &Stand, count: u64) {
     eventually_ok(SOON, format!("{count} dead letters"), || async {
-        let (_, health) = stand.get("/health").await;
-        let dead = &health["parts"]["queue"]["dead"];
-        if *dead == count { Ok(()) } else { Err(dead.to_string()) }
+        let dead = dead_letters(stand).await;
+        if dead == count { Ok(()) } else { Err(dead) }
     })
     .await;
 }
 
-async fn until_at_most_dead(stand: &Stand, count: usize) {
+async fn until_at_most_dead(stand: &Stand, count: u64) {
     eventually_ok(SOON, format!("at most {count} dead letters"), || async {
-        let (_, health) = stand.get("/health").await;
-        let dead = health["parts"]["queue"]["dead"].as_u64().unwrap();
-        if dead <= count as u64 { Ok(()) } else { Err(dead) }
+        let dead = dead_letters(stand).await;
+        if dead <= count { Ok(()) } else { Err(dead) }
     })
     .await;
+}
+
+async fn dead_letters(stand: &Stand) -> u64 {
+    let (_, health) = stand.get("/health").await;
+    health["parts"]["queue"]["dead"].as_u64().unwrap()
 }

@@ -152,6 +152,7 @@ impl Queue for MemoryQueue {
             ordered: true,
             fenced: true,
             shared: false,
+            cancel_safe: true,
             body_bytes_max: self.inner.options.body_bytes_max,
             delay_max: WAIT_MAX,
         }

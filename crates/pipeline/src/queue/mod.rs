@@ -82,6 +82,9 @@ pub struct Capabilities {
     pub fenced: bool,
     /// Shared between processes.
     pub shared: bool,
+    /// A receive that is cancelled has taken nothing. Otherwise the server may go on with it and lease messages to
+    /// nobody, until their lease ends.
+    pub cancel_safe: bool,
     /// The longest body accepted, in bytes.
     pub body_bytes_max: usize,
     /// The longest delay accepted in one step.

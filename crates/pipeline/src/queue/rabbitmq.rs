@@ -276,6 +276,7 @@ impl Queue for RabbitMqQueue {
             ordered: self.shared.options.topology.queue_type == QueueType::Classic,
             fenced: true,
             shared: true,
+            cancel_safe: true,
             body_bytes_max: self.shared.options.queue.body_bytes_max,
             delay_max: WAIT_MAX,
         }

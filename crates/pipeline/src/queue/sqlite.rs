@@ -329,6 +329,7 @@ impl Queue for SqliteQueue {
             ordered: true,
             fenced: true,
             shared: true,
+            cancel_safe: true,
             body_bytes_max: self.shared.options.body_bytes_max,
             delay_max: Duration::from_secs(365 * 24 * 3600),
         }

@@ -153,6 +153,7 @@ impl Queue for SqsQueue {
             // SQS may take an old receipt handle, and does not say.
             fenced: false,
             shared: true,
+            cancel_safe: false,
             body_bytes_max: self.shared.options.body_bytes_max.min(wire::BODY_BYTES_MAX),
             delay_max: RETRY_MAX,
         }
@@ -275,7 +276,7 @@ impl Queue for SqsQueue {
         let (shared, after) = (self.shared.clone(), after.cloned());
         let page = self.to_the_end(async move {
             let _turn = shared.turn_to_read().await?;
-            let letters = shared.take_letters().await?;
+            let letters = shared.take_letters(None).await?;
             if !letters.complete {
                 tracing::warn!(queue = shared.name, "not all dead letters could be read; this is a part of them");
             }
@@ -436,8 +437,8 @@ impl Shared {
         tokio::time::timeout(READING_TURN_MAX, self.reading.lock()).await.map_err(|_| Fault::not_started())
     }
 
-    async fn take_letters(&self) -> Result<Letters, Fault> {
-        Letters::take(&self.calls, &self.dead_url, self.options.receives_max).await
+    async fn take_letters(&self, wanted: Option<&[MessageId]>) -> Result<Letters, Fault> {
+        Letters::take(&self.calls, &self.dead_url, self.options.receives_max, wanted).await
     }
 
     /// Sends letters back into the queue, as they were sent first.
@@ -454,7 +455,12 @@ impl Shared {
             Ok(turn) => turn,
             Err(fault) => return all_fail(fault),
         };
-        let mut letters = match self.take_letters().await {
+        // A copy that a replay leaves behind does no harm; one that is to be dropped must not come up again.
+        let enough = match change {
+            Change::Replay(_) => Some(ids),
+            Change::Discard => None,
+        };
+        let mut letters = match self.take_letters(enough).await {
             Ok(letters) => letters,
             Err(fault) => return all_fail(fault),
         };

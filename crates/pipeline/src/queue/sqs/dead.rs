@@ -5,7 +5,7 @@
 //! A letter may be there more than once: a burial is a copy and then a deletion, and what comes between may be a crash.
 //! Copies have the same id and are one letter.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use futures::future::join_all;
@@ -48,12 +48,17 @@ pub(super) struct Letter {
 }
 
 impl Letters {
-    /// Takes all there are. When this fails nothing stays taken.
-    pub(super) async fn take(calls: &Calls, queue_url: &str, receives_max: Option<u32>) -> Result<Letters, Fault> {
+    /// Takes all there are, or enough to have the `wanted` ones. When this fails nothing stays taken.
+    pub(super) async fn take(
+        calls: &Calls,
+        queue_url: &str,
+        receives_max: Option<u32>,
+        wanted: Option<&[MessageId]>,
+    ) -> Result<Letters, Fault> {
         let start = Instant::now();
         loop {
             let mut taken = HashMap::new();
-            let outcome = fill(calls, queue_url, &mut taken, start).await;
+            let outcome = fill(calls, queue_url, &mut taken, wanted, start).await;
             match outcome {
                 Ok(End::Yield) => {
                     put_back(calls, queue_url, taken.into_values().map(|delivery| delivery.handle)).await;
@@ -106,7 +111,7 @@ impl Letters {
 }
 
 enum End {
-    /// Nothing more comes and nobody else holds any.
+    /// Nothing more comes and nobody else holds any, or all that were wanted are there.
     Complete,
     /// Too many, or somebody else holds some and does not give them back.
     Partial,
@@ -119,9 +124,11 @@ async fn fill(
     calls: &Calls,
     queue_url: &str,
     taken: &mut HashMap<String, Delivery>,
+    wanted: Option<&[MessageId]>,
     start: Instant,
 ) -> Result<End, Fault> {
     let (mut lanes, mut bytes) = (1, 0);
+    let mut missing: Option<HashSet<&MessageId>> = wanted.map(|wanted| wanted.iter().collect());
     let hide_s = super::wire::whole_seconds(HIDE);
     loop {
         let took = (0..lanes).map(|_| calls.receive(queue_url, BATCH_MAX, WAIT_S, hide_s));
@@ -132,6 +139,7 @@ async fn fill(
                     for delivery in deliveries {
                         came += 1;
                         bytes += delivery.content.body.len();
+                        missing.as_mut().map(|missing| missing.remove(&delivery.content.id));
                         new += usize::from(taken.insert(delivery.sqs_id.clone(), delivery).is_none());
                     }
                 }
@@ -140,6 +148,9 @@ async fn fill(
         }
         if let Some(fault) = failed {
             return Err(fault);
+        }
+        if missing.as_ref().is_some_and(HashSet::is_empty) {
+            return Ok(End::Complete);
         }
         let elapsed = start.elapsed();
         if taken.len() >= LETTERS_MAX || bytes >= BYTES_MAX || elapsed >= TAKE_MAX || (came > 0 && new == 0) {

@@ -67,8 +67,12 @@ pub(super) struct Lease<'p> {
     _permit: SemaphorePermit<'p>,
 }
 
-/// Shorter than what servers and the things between keep an idle connection for.
-const IDLE_MAX: Duration = Duration::from_secs(240);
+/// How long the server waits for the next word on a connection before it closes it and undoes what was not committed.
+/// A process that is frozen or cut off in the middle of a transaction keeps its locks no longer than this; the server's
+/// own default is eight hours.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// Well before the server closes it.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 
 impl Pool {
     pub(super) fn new(options: &MySqlOptions) -> Result<Self, StoreError> {
@@ -146,9 +150,10 @@ fn setup(timeout: Duration) -> String {
     format!(
         "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,\
          NO_ENGINE_SUBSTITUTION,ONLY_FULL_GROUP_BY', innodb_lock_wait_timeout = {lock_seconds}, \
-         lock_wait_timeout = {seconds} /*M! , max_statement_time = {seconds} */ \
+         lock_wait_timeout = {seconds}, wait_timeout = {} /*M! , max_statement_time = {seconds} */ \
          /*!80000 , max_execution_time = {} */; \
          SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        SILENCE_MAX.as_secs().max(2 * seconds),
         seconds * 1000
     )
 }
