@@ -32,13 +32,16 @@ pub struct Promises {
     pub refused: Vec<usize>,
     /// Nothing, or that nobody knows: anything may have become of it, but at most once.
     pub unanswered: Vec<usize>,
+    /// What each of those saw instead of an answer.
+    pub silences: Vec<String>,
 }
 
 /// What one request came to.
 pub enum Told {
     Accepted(String),
     Refused,
-    Nothing,
+    /// For this reason.
+    Nothing(String),
 }
 
 impl Promises {
@@ -46,7 +49,10 @@ impl Promises {
         match told {
             Told::Accepted(id) => self.accepted.push((id, serial)),
             Told::Refused => self.refused.push(serial),
-            Told::Nothing => self.unanswered.push(serial),
+            Told::Nothing(silence) => {
+                self.unanswered.push(serial);
+                self.silences.push(format!("{serial}: {silence}"));
+            }
         }
     }
 
@@ -54,6 +60,7 @@ impl Promises {
         self.accepted.extend(other.accepted);
         self.refused.extend(other.refused);
         self.unanswered.extend(other.unanswered);
+        self.silences.extend(other.silences);
     }
 
     pub fn total(&self) -> usize {
@@ -96,16 +103,22 @@ impl Client {
         if let Some(key) = key {
             request = request.header("idempotency-key", key);
         }
-        let Ok(answer) = request.timeout(SOON).json(&body(serial)).send().await else { return Told::Nothing };
+        let answer = match request.timeout(SOON).json(&body(serial)).send().await {
+            Ok(answer) => answer,
+            Err(failure) => return Told::Nothing(format!("{failure:?}")),
+        };
         let status = answer.status().as_u16();
-        let Ok(said) = answer.json::<Value>().await else { return Told::Nothing };
+        let said = match answer.json::<Value>().await {
+            Ok(said) => said,
+            Err(failure) => return Told::Nothing(format!("{status}, then {failure:?}")),
+        };
         match status {
             202 => Told::Accepted(said["transactionId"].as_str().unwrap().to_owned()),
             503 => {
                 self.refusals.fetch_add(1, Ordering::Relaxed);
                 Told::Refused
             }
-            504 => Told::Nothing,
+            504 => Told::Nothing(said.to_string()),
             other => panic!("an answer that no client expects: {other} {said}"),
         }
     }
@@ -130,7 +143,7 @@ impl Client {
             let named = manners.insistent && number.is_multiple_of(2);
             let key = named.then(|| format!("order-{serial}"));
             let mut told = self.send(serial, key.as_deref()).await;
-            while named && matches!(told, Told::Nothing) {
+            while named && matches!(told, Told::Nothing(_)) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 told = self.send(serial, key.as_deref()).await;
             }

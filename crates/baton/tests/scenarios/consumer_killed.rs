@@ -22,7 +22,7 @@ async fn consumer_killed() {
         client.crowd(manners, 0..2000, seed),
         story.kill_again_and_again(&mut consumer, KILLS, Duration::from_millis(700)),
     );
-    assert_eq!(promises.accepted.len(), 2000, "the API was there all the time");
+    assert_eq!(promises.accepted.len(), 2000, "the API was there all the time: {:?}", promises.silences);
     stand.consumers.push(consumer);
     let ledger = story.end(&stand, &promises).await;
     assert_eq!((ledger.confirmed, ledger.failed), (2000, 0));

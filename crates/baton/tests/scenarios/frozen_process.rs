@@ -123,8 +123,9 @@ async fn freeze_in_a_burst(stand: &Stand, which: usize, mut serial: usize) -> Ve
         };
         tokio::time::timeout(SOON, arrives).await.expect("a submission arrives");
         stand.consumers[which].sigstop().unwrap();
-        let told =
-            tokio::time::timeout(Duration::from_secs(2), client.send(serial, None)).await.unwrap_or(Told::Nothing);
+        let told = tokio::time::timeout(Duration::from_secs(2), client.send(serial, None))
+            .await
+            .unwrap_or_else(|late| Told::Nothing(late.to_string()));
         serial += 1;
         let free = matches!(told, Told::Accepted(_));
         all.push(told);
@@ -145,8 +146,9 @@ async fn freeze(story: &mut Story, stand: &Stand, which: usize, mut serial: usiz
         tokio::time::sleep(moment).await;
         stand.consumers[which].sigstop().unwrap();
         // Whatever this one is told counts as well.
-        let told =
-            tokio::time::timeout(Duration::from_secs(2), client.send(serial, None)).await.unwrap_or(Told::Nothing);
+        let told = tokio::time::timeout(Duration::from_secs(2), client.send(serial, None))
+            .await
+            .unwrap_or_else(|late| Told::Nothing(late.to_string()));
         let free = matches!(told, Told::Accepted(_));
         promises.add(serial, told);
         serial += 1;

@@ -54,6 +54,7 @@ async fn sigterm_under_load() {
         assert_eq!(until_final(&stand, SOON).await, None, "the other one takes the rest at once");
         stand.consumers[round % 2].restart().await.unwrap();
     }
+    assert!(promises.unanswered.is_empty(), "the API was there all the time: {:?}", promises.silences);
     let ledger = story.end(&stand, &promises).await;
     assert_eq!((ledger.confirmed, ledger.failed), (ROUNDS * PER_ROUND, 0));
     assert_eq!(ledger.unknown, 0, "nothing was left half-done");
