@@ -5,7 +5,12 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod accepting;
+#[path = "../scenarios/clients.rs"]
+#[expect(dead_code, reason = "the scenarios use the rest of it")]
+mod clients;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod stand;
 mod status;
+#[path = "../scenarios/watch.rs"]
+mod watch;

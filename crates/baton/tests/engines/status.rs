@@ -5,7 +5,9 @@ use harness::engine::{Engine, server};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
-use crate::stand::{LATER, Plan, SOON, Stand};
+use crate::clients::{Client, Manners};
+use crate::stand::{LATER, Plan, SOON, Stand, TO};
+use crate::watch::Watch;
 
 async fn stand(redis: &Proxy) -> Stand {
     Plan::relayers(2).engine(Engine::MySqlRabbitMq).api_behind("REDIS_URL", redis).split().start().await
@@ -75,6 +77,59 @@ async fn without_redis_everything_is_slower_and_nothing_is_wrong() {
         }
     })
     .await;
+}
+
+/// Several clients send, Redis comes and goes and forgets, the API starts anew, a relayer is asked about what only it
+/// knows; and somebody looks at all of it all the time.
+#[tokio::test]
+async fn a_reader_of_all_tiers_never_sees_a_step_back() {
+    let link = link().await;
+    let plan = Plan::relayers(2).engine(Engine::MySqlSqs).api_behind("REDIS_URL", &link).env("QUEUE_LEASE_MS", "2000");
+    let mut stand = plan.split().start().await;
+    let client = Client::of(&stand);
+    let watch = Watch::begin(client.clone());
+    let manners = Manners { clients: 4, pause_max: std::time::Duration::from_millis(20), insistent: false };
+    let mut ids = Vec::new();
+    for (round, mode) in
+        [Mode::Forward, Mode::Refuse, Mode::Forward, Mode::BlackHole, Mode::Forward, Mode::Cut].into_iter().enumerate()
+    {
+        link.set(mode).await;
+        let promises = client.crowd(manners, round * 40..(round + 1) * 40, round as u64).await;
+        assert_eq!(promises.accepted.len(), 40, "{mode:?}: {:?}", promises.silences);
+        ids.extend(promises.accepted.into_iter().map(|(id, _)| id));
+        for id in ids.iter().step_by(3) {
+            forget(id).await;
+        }
+        if mode == Mode::Forward {
+            // The process's own tier is gone; Redis has what it was not made to forget.
+            stand.api.restart().await.unwrap();
+            stand.api_ready().await;
+        }
+    }
+    link.set(Mode::Forward).await;
+    let unknown = known_to_the_relayer_alone(&stand).await;
+    let found = stand.until_status(&unknown, "confirmed").await;
+    assert_eq!(found["ozRelayerTxId"], unknown.as_str());
+    stand.until_all_final(LATER).await;
+    for id in &ids {
+        assert_eq!(stand.status(id).await["status"], "confirmed");
+    }
+    for tier in [r#"tier="redis",result="hit""#, r#"tier="redis",result="miss""#] {
+        assert!(stand.metric("baton_cache_total", tier).await > 0.0, "{tier}");
+    }
+    let seen = watch.end().await;
+    assert!(seen.steps_back.is_empty(), "{:#?}", seen.steps_back);
+    assert!(seen.reads > ids.len(), "only {} looks", seen.reads);
+}
+
+/// A transaction that somebody gave to a relayer without us; its id there.
+async fn known_to_the_relayer_alone(stand: &Stand) -> String {
+    let relayer = &stand.relayers[0];
+    let url = format!("{}/api/v1/relayers/{}/transactions", relayer.url(), relayer.id());
+    let body = serde_json::json!({ "to": TO, "value": 3, "data": "0x", "gas_limit": 60000, "speed": "fast" });
+    let answer = stand.http.post(url).bearer_auth(relayer.api_key()).json(&body).send().await.unwrap();
+    let answer: serde_json::Value = answer.json().await.unwrap();
+    answer["data"]["id"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
