@@ -6,7 +6,7 @@ use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
 use crate::clients::{Client, Manners};
-use crate::stand::{LATER, Plan, SOON, Stand, TO};
+use crate::stand::{LATER, Plan, SOON, Stand};
 use crate::watch::Watch;
 
 async fn stand(redis: &Proxy) -> Stand {
@@ -107,7 +107,7 @@ async fn a_reader_of_all_tiers_never_sees_a_step_back() {
         }
     }
     link.set(Mode::Forward).await;
-    let unknown = known_to_the_relayer_alone(&stand).await;
+    let unknown = stand.post_at_relayer(0, "0x").await;
     let found = stand.until_status(&unknown, "confirmed").await;
     assert_eq!(found["ozRelayerTxId"], unknown.as_str());
     stand.until_all_final(LATER).await;
@@ -120,16 +120,6 @@ async fn a_reader_of_all_tiers_never_sees_a_step_back() {
     let seen = watch.end().await;
     assert!(seen.steps_back.is_empty(), "{:#?}", seen.steps_back);
     assert!(seen.reads > ids.len(), "only {} looks", seen.reads);
-}
-
-/// A transaction that somebody gave to a relayer without us; its id there.
-async fn known_to_the_relayer_alone(stand: &Stand) -> String {
-    let relayer = &stand.relayers[0];
-    let url = format!("{}/api/v1/relayers/{}/transactions", relayer.url(), relayer.id());
-    let body = serde_json::json!({ "to": TO, "value": 3, "data": "0x", "gas_limit": 60000, "speed": "fast" });
-    let answer = stand.http.post(url).bearer_auth(relayer.api_key()).json(&body).send().await.unwrap();
-    let answer: serde_json::Value = answer.json().await.unwrap();
-    answer["data"]["id"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use harness::relayer::{Dialect, Faults, Outcome};
 use serde_json::json;
 
-use crate::stand::{LATER, Plan, Stand, TO};
+use crate::stand::{LATER, Plan, TO};
 
 #[tokio::test]
 async fn a_transaction_is_accepted_submitted_and_confirmed() {
@@ -143,25 +143,10 @@ async fn the_list_is_newest_first_filtered_and_paged() {
     assert_eq!(page["transactions"].as_array().unwrap().len(), 7);
 }
 
-/// Gives a transaction to a relayer behind Baton's back; returns the relayer's id of it.
-async fn post_directly(stand: &Stand, relayer: usize, data: &str) -> String {
-    let relayer = &stand.relayers[relayer];
-    let response = stand
-        .http
-        .post(format!("{}/api/v1/relayers/{}/transactions", relayer.url(), relayer.id()))
-        .bearer_auth(relayer.api_key())
-        .json(&json!({ "to": TO, "value": "3", "data": data, "speed": "fast" }))
-        .send()
-        .await
-        .unwrap();
-    let record: serde_json::Value = response.json().await.unwrap();
-    record["data"]["id"].as_str().unwrap().to_owned()
-}
-
 #[tokio::test]
 async fn a_transaction_that_only_a_relayer_knows_is_found_and_stored() {
     let stand = Plan::relayers(2).no_webhooks().start().await;
-    let id = post_directly(&stand, 1, "0x").await;
+    let id = stand.post_at_relayer(1, "0x").await;
     let (status, found) = stand.get(&format!("/api/v1/relay/status/{id}")).await;
     assert_eq!(status, 200, "{found}");
     assert_eq!((&found["ozRelayerTxId"], &found["value"]), (&json!(id), &json!("3")));
@@ -172,7 +157,7 @@ async fn a_transaction_that_only_a_relayer_knows_is_found_and_stored() {
 #[tokio::test]
 async fn a_relayers_record_that_is_no_call_is_not_imported() {
     let stand = Plan::relayers(1).no_webhooks().start().await;
-    let id = post_directly(&stand, 0, "zz").await;
+    let id = stand.post_at_relayer(0, "zz").await;
     assert_eq!(stand.get(&format!("/api/v1/relay/status/{id}")).await.0, 404);
     assert_eq!(stand.get("/api/v1/relay/transactions").await.0, 200);
     let id = stand.send_serial(1).await;
@@ -183,7 +168,7 @@ async fn a_relayers_record_that_is_no_call_is_not_imported() {
 async fn an_imported_transaction_is_never_sent_by_us() {
     let stand = Plan::relayers(2).env("RECONCILE_SUBMITTED_MS", "100").no_webhooks().start().await;
     stand.relayers[0].set_faults(Faults::with_outcome(Outcome::NeverSigned("Insufficient balance: …".into())));
-    let id = post_directly(&stand, 0, "0x").await;
+    let id = stand.post_at_relayer(0, "0x").await;
     let end = stand.until_status(&id, "failed").await;
     assert!(end["error_message"].as_str().unwrap().contains("Insufficient balance"), "{end}");
     let taken: usize = stand.relayers.iter().map(|relayer| relayer.accepted().len()).sum();

@@ -302,6 +302,15 @@ impl Stand {
         .await;
     }
 
+    /// Gives a transaction to a relayer without us; its id there.
+    pub async fn post_at_relayer(&self, index: usize, data: &str) -> String {
+        let relayer = &self.relayers[index];
+        let url = format!("{}/api/v1/relayers/{}/transactions", relayer.url(), relayer.id());
+        let body = json!({ "to": TO, "value": "3", "data": data, "speed": "fast" });
+        let (_, record) = answer(self.http.post(url).bearer_auth(relayer.api_key()).json(&body)).await;
+        record["data"]["id"].as_str().unwrap().to_owned()
+    }
+
     /// A metric's value, summed over its labels that contain `label`.
     pub async fn metric(&self, name: &str, label: &str) -> f64 {
         let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();

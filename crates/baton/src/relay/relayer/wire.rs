@@ -118,19 +118,23 @@ pub fn write_send(call: &Call, dialect: Dialect) -> Value {
     body
 }
 
+/// What is longer than a store has room for is no id, hash or address: it must not stop the record from being stored.
+const ID_BYTES_MAX: usize = 512;
+const NAME_BYTES_MAX: usize = 255;
+
 /// Reads a record: the answer to a send or a get, one entry of a list, or a webhook's payload.
 pub fn read_record(body: &Value) -> Option<Report> {
     let object = body.get("data").filter(|data| data.is_object()).unwrap_or(body).as_object()?;
     // The flat dialect's own name comes first: a body that carries both means the transaction by it.
-    let tx_id = text(object, &["transactionId", "id"])?;
+    let tx_id = text(object, &["transactionId", "id"]).filter(|id| id.len() <= ID_BYTES_MAX)?;
     let status = text(object, &["status"])?;
     Some(Report {
         tx_id: RelayerTxId(tx_id),
         status: read_reported_status(&status),
         reason: text(object, &["status_reason", "statusReason", "error"]),
-        hash: text(object, &["hash"]),
+        hash: text(object, &["hash"]).filter(|hash| hash.len() <= NAME_BYTES_MAX),
         nonce: number(object, &["nonce"]),
-        from: text(object, &["from"]),
+        from: text(object, &["from"]).filter(|from| from.len() <= NAME_BYTES_MAX),
         to: text(object, &["to"]),
         value: amount(object.get("value")),
         data: text(object, &["data"]),
@@ -341,5 +345,13 @@ mod tests {
         assert_eq!(read_error(r#"{"success":false,"error":"Relayer paused"}"#), "Relayer paused");
         assert_eq!(read_error("Json deserialize error: x"), "Json deserialize error: x");
         assert_eq!(read_error(""), "no reason given");
+    }
+
+    #[test]
+    fn what_no_store_has_room_for_is_left_out() {
+        let long = "a".repeat(300);
+        let report = read_record(&json!({ "id": "tx-1", "status": "mined", "hash": long, "from": long })).unwrap();
+        assert_eq!((report.hash, report.from), (None, None));
+        assert_eq!(read_record(&json!({ "id": "a".repeat(600), "status": "mined" })), None);
     }
 }
