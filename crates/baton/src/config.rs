@@ -226,6 +226,10 @@ pub struct Variable {
     pub about: &'static str,
 }
 
+/// The longest name of an API key and the longest URL of a relayer: what every store can keep with a transaction.
+const KEY_NAME_LENGTH_MAX: usize = 255;
+const RELAYER_URL_LENGTH_MAX: usize = 512;
+
 /// Every variable, in the order of the documentation.
 pub const VARIABLES: &[Variable] = &[
     var("BATON_DATA_DIR", "./.baton", "where the embedded engine keeps its files"),
@@ -234,7 +238,11 @@ pub const VARIABLES: &[Variable] = &[
     var("REDIS_URL", "", "redis://…: the cache of finished transactions for all processes; unset: each its own"),
     var("RELAY_QUEUE", "", "`embedded`, `sqs` or `rabbitmq`; unset: SQS if its URL is set, else embedded"),
     var("RELAY_QUEUE_NAME", "relay-transactions", "the queue's name on RabbitMQ; its dead letters are in NAME-dlq"),
-    var("QUEUE_AUTO_CREATE", "false", "create the queues if they are missing; otherwise they are checked at start"),
+    var(
+        "QUEUE_AUTO_CREATE",
+        "false",
+        "create the queues if they are missing, at start or later; otherwise they are checked at start",
+    ),
     var("SQS_QUEUE_URL", "", "the queue `relay-transactions`, as AWS shows its URL"),
     var("SQS_DLQ_URL", "", "its dead-letter queue"),
     var("SQS_ENDPOINT_URL", "", "an endpoint other than AWS's own; needs the two keys below"),
@@ -572,14 +580,16 @@ impl Vars<'_> {
         for pair in self.list("RELAY_API_KEYS") {
             let read = pair.split_once(':').and_then(|(name, hash)| {
                 let sha256 = hex::decode(hash.trim()).ok()?.try_into().ok()?;
-                Some(ApiKey { name: name.trim().to_owned(), sha256 }).filter(|key| !key.name.is_empty())
+                Some(ApiKey { name: name.trim().to_owned(), sha256 })
+                    .filter(|key| (1..=KEY_NAME_LENGTH_MAX).contains(&key.name.chars().count()))
             });
             match read {
                 Some(key) => keys.push(key),
                 // The pair itself is not shown: somebody may have put the key there instead of its hash.
                 None => self.problem(
                     "RELAY_API_KEYS",
-                    "must be name:hash pairs separated by commas, each hash the SHA-256 of a key as 64 hex digits",
+                    "must be name:hash pairs separated by commas, each name up to 255 characters long and each hash the \
+                     SHA-256 of a key as 64 hex digits",
                 ),
             }
         }
@@ -615,6 +625,12 @@ impl Vars<'_> {
             if !url.username().is_empty() || url.password().is_some() {
                 // The URL is shown on the health page and in every status; it is no place for a secret.
                 self.problem("OZ_RELAYER_URLS", "has a URL with a user or password; keys go into OZ_RELAYER_API_KEY");
+                continue;
+            }
+            if url.as_str().chars().count() > RELAYER_URL_LENGTH_MAX {
+                let longest =
+                    format!("has a URL of more than {RELAYER_URL_LENGTH_MAX} characters, which no store could keep");
+                self.problem("OZ_RELAYER_URLS", &longest);
                 continue;
             }
             if relayers.iter().any(|(known, _)| *known == url) {
@@ -711,6 +727,19 @@ mod tests {
             assert!(problems.iter().any(|found| found.starts_with(name)), "{name} in {problems:?}");
         }
         assert_eq!(problems.len(), bad.len(), "{problems:?}");
+    }
+
+    /// A store would refuse them with every transaction, for ever.
+    #[test]
+    fn what_no_store_could_keep_is_refused_at_the_start() {
+        let long = "a".repeat(1000);
+        let (urls, pair) = (format!("http://a/{long}"), format!("{long}:{}", "0".repeat(64)));
+        for (name, value) in [("OZ_RELAYER_URLS", urls), ("RELAY_API_KEYS", pair)] {
+            let mut vars = vec![(name, value.as_str())];
+            vars.extend(GOOD);
+            let ConfigError(problems) = read(Service::Serve, &vars).unwrap_err();
+            assert!(matches!(&problems[..], [found] if found.starts_with(name)), "{problems:?}");
+        }
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Which engine a test runs the product on: `BATON_TEST_ENGINE`, embedded by default. The servers are those that
-//! `scripts/services` runs; each test gets a database and queues of its own, which go when it ends.
+//! `scripts/services` runs, for all tests or for this one; each test gets a database and queues of its own, which go when it
+//! ends.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
+
+use crate::servers::Servers;
 
 /// What the product runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +22,12 @@ pub enum Engine {
 pub struct EngineSetup {
     /// For the product's processes.
     pub vars: BTreeMap<String, String>,
-    database: Option<Server>,
+    /// To be dropped in the end.
+    database: Option<Database>,
 }
 
 /// A database on a server.
-struct Server {
+struct Database {
     port: String,
     name: String,
 }
@@ -47,17 +51,32 @@ impl Engine {
     /// # Panics
     /// If a server is missing.
     pub fn set_up(self) -> EngineSetup {
-        let mut setup = EngineSetup { vars: BTreeMap::new(), database: None };
         if self == Self::Embedded {
-            return setup;
+            return EngineSetup { vars: BTreeMap::new(), database: None };
         }
-        let name = format!("baton_{}", uuid::Uuid::new_v4().simple());
-        let mysql = server("BATON_TEST_MYSQL_URL");
-        let port = mysql.rsplit(':').next().unwrap_or_default().trim_end_matches('/').to_owned();
-        let database = Server { port, name: name.clone() };
-        database.run(&format!("CREATE DATABASE {name}"));
-        let mut set = |name: &str, value: String| drop(setup.vars.insert(name.to_owned(), value));
-        set("DATABASE_URL", format!("{}/{name}", mysql.trim_end_matches('/')));
+        let database = Database::create(&server("BATON_TEST_MYSQL_URL"));
+        let vars = self.vars(&database, "root", server);
+        EngineSetup { vars, database: Some(database) }
+    }
+
+    /// The same on servers of one's own. There the product is no administrator of the database, who may do what others
+    /// may not; nothing is cleared away, because the servers go too.
+    ///
+    /// # Panics
+    /// If a server is missing.
+    pub fn set_up_on(servers: &Servers) -> EngineSetup {
+        let database = Database::create(&servers.address("BATON_TEST_MYSQL_URL"));
+        database.run("CREATE USER IF NOT EXISTS baton@'%'");
+        database.run(&format!("GRANT ALL ON {}.* TO baton@'%'", database.name));
+        let vars = servers.engine().vars(&database, "baton", |name| servers.address(name));
+        EngineSetup { vars, database: None }
+    }
+
+    fn vars(self, database: &Database, user: &str, server: impl Fn(&str) -> String) -> BTreeMap<String, String> {
+        let Database { port, name } = database;
+        let mut vars = BTreeMap::new();
+        let mut set = |name: &str, value: String| drop(vars.insert(name.to_owned(), value));
+        set("DATABASE_URL", format!("mysql://{user}@127.0.0.1:{port}/{name}"));
         set("REDIS_URL", server("BATON_TEST_REDIS_URL"));
         set("QUEUE_AUTO_CREATE", "true".to_owned());
         match self {
@@ -72,16 +91,22 @@ impl Engine {
             }
             Self::MySqlRabbitMq => {
                 set("RELAY_QUEUE", "rabbitmq".to_owned());
-                set("RELAY_QUEUE_NAME", name);
+                set("RELAY_QUEUE_NAME", name.clone());
                 set("RABBITMQ_URL", server("BATON_TEST_AMQP_URL"));
             }
         }
-        setup.database = Some(database);
-        setup
+        vars
     }
 }
 
-impl Server {
+impl Database {
+    fn create(mysql: &str) -> Self {
+        let port = mysql.rsplit(':').next().unwrap_or_default().trim_end_matches('/').to_owned();
+        let database = Self { port, name: format!("baton_{}", uuid::Uuid::new_v4().simple()) };
+        database.run(&format!("CREATE DATABASE {}", database.name));
+        database
+    }
+
     fn run(&self, sql: &str) {
         let mut command = Command::new("mariadb");
         command.args(["--no-defaults", "-h127.0.0.1", "-uroot", "-P", &self.port, "-e", sql]).stdin(Stdio::null());

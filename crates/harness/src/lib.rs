@@ -5,6 +5,7 @@
 //! * [`proxy`]: a TCP link that can be cut, refused, delayed or silenced
 //! * [`process`]: a real binary under test: start, kill, freeze, restart
 //! * [`engine`]: which database and queue the product runs on
+//! * [`servers`]: databases and brokers of a test's own: kill, restart, freeze
 //! * [`ledger`]: what was accepted against what really happened
 //! * [`ports`], [`wait`]: ports that survive a restart, and waiting for a condition
 //!
@@ -17,6 +18,7 @@ pub mod process;
 pub mod proxy;
 pub mod relayer;
 mod server;
+pub mod servers;
 pub mod sink;
 pub mod wait;
 

@@ -469,3 +469,33 @@ fn without_credentials_nothing_is_sent() {
         assert!(matches!(refused, Some(SqsOpenError::Unavailable(QueueError::Unavailable(_)))), "{refused:?}");
     });
 }
+
+/// A server that was replaced by an empty one has no queues: sending, receiving and counting make them again, and nothing
+/// is needed from outside.
+#[tokio::test]
+async fn queues_that_are_gone_are_made_again() {
+    let options = fresh();
+    let queue = SqsQueue::open(options.clone(), QueueOptions::default()).await.unwrap();
+    let others = others().await;
+    let gone = || async {
+        for name in [&options.queue, &options.dead_letter_queue] {
+            let url = others.get_queue_url().queue_name(name).send().await.unwrap().queue_url.unwrap();
+            others.delete_queue().queue_url(url).send().await.unwrap();
+        }
+    };
+    gone().await;
+    assert!(queue.send(&[Outgoing::new("one"), Outgoing::new("two")]).await.iter().all(Result::is_ok));
+    assert_eq!(queue.receive(10, Duration::from_secs(5)).await.unwrap().len(), 2);
+    gone().await;
+    assert!(queue.receive(10, Duration::ZERO).await.unwrap().is_empty());
+    gone().await;
+    assert_eq!(queue.depth().await.unwrap().ready, 0);
+    // Made as they were: a queue without its redrive policy would not pass.
+    let checked = SqsOptions { auto_create: false, ..options.clone() };
+    SqsQueue::open(checked.clone(), QueueOptions::default()).await.unwrap();
+    // What is not ours to make stays away, and that is said.
+    let queue = SqsQueue::open(checked, QueueOptions::default()).await.unwrap();
+    gone().await;
+    assert!(matches!(queue.send(&[Outgoing::new("three")]).await[..], [Err(QueueError::Unavailable(_))]));
+    assert!(queue.receive(1, Duration::ZERO).await.is_err());
+}

@@ -2,6 +2,7 @@
 //! `/metrics`. Every service has them, without a key: they carry no data of clients.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -26,6 +27,9 @@ pub struct HealthState {
     pub metrics: PrometheusHandle,
 }
 
+/// How long a part may take to say how it is. Whoever asks wants to know now, and a part that hangs is not well.
+const PART_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The routes.
 pub fn routes(state: HealthState) -> Router {
     Router::new()
@@ -37,26 +41,32 @@ pub fn routes(state: HealthState) -> Router {
 }
 
 async fn ready(State(state): State<HealthState>) -> Response {
-    match state.book.store.ping().await {
-        Ok(()) => Json(json!({ "status": "ready" })).into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" }))).into_response(),
+    match tokio::time::timeout(PART_TIMEOUT, state.book.store.ping()).await {
+        Ok(Ok(())) => Json(json!({ "status": "ready" })).into_response(),
+        Ok(Err(_)) | Err(_) => {
+            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" }))).into_response()
+        }
     }
 }
 
 async fn health(State(state): State<HealthState>) -> Response {
-    let census = state.book.store.census().await;
-    let depth = state.book.queue.depth().await;
-    let cache = state.book.cache.ping().await;
+    let (census, depth, cache) = tokio::join!(
+        tokio::time::timeout(PART_TIMEOUT, state.book.store.census()),
+        tokio::time::timeout(PART_TIMEOUT, state.book.queue.depth()),
+        state.book.cache.ping(),
+    );
+    // One that hangs is as unavailable as one that says so.
+    let (census, depth) = (census.ok().and_then(Result::ok), depth.ok().and_then(Result::ok));
     let relayers = state.pool.view();
     let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
-    let well = census.is_ok() && depth.is_ok() && able > 0;
+    let well = census.is_some() && depth.is_some() && able > 0;
     let body = json!({
         "status": if well { "ok" } else { "degraded" },
         "service": state.service,
         "version": env!("CARGO_PKG_VERSION"),
         "parts": {
             "store": match &census {
-                Ok(census) => json!({
+                Some(census) => json!({
                     "status": "ok",
                     "open": census.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
                         .collect::<serde_json::Map<_, _>>(),
@@ -64,10 +74,10 @@ async fn health(State(state): State<HealthState>) -> Response {
                     "outcomeUnknown": census.claims_in_doubt,
                     "forgottenByRelayer": census.forgotten,
                 }),
-                Err(_) => json!({ "status": "unavailable" }),
+                None => json!({ "status": "unavailable" }),
             },
             "queue": match &depth {
-                Ok(depth) => json!({
+                Some(depth) => json!({
                     "status": "ok",
                     "ready": depth.ready,
                     "inFlight": depth.in_flight,
@@ -75,7 +85,7 @@ async fn health(State(state): State<HealthState>) -> Response {
                     "dead": depth.dead,
                     "oldestAgeSeconds": depth.oldest_age.map(|age| age.as_secs_f64()),
                 }),
-                Err(_) => json!({ "status": "unavailable" }),
+                None => json!({ "status": "unavailable" }),
             },
             // Never the reason for being unwell: without it the database answers.
             "cache": { "status": match cache {

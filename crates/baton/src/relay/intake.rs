@@ -118,12 +118,15 @@ impl Intake {
                 Accepted::Other => return Err(IntakeError::KeyReused),
                 Accepted::Before(first) => {
                     counter!("baton_idempotent_repeats_total").increment(1);
-                    let row = self.came_before(first).await?;
+                    let row = timeout_at(deadline, self.came_before(first)).await;
+                    let row = row.unwrap_or(Err(IntakeError::OutcomeUnknown(first)))?;
                     // The client was told that it would never happen, and asks again: the key is free for another try.
                     if let (Some(FailedBy::Intake), Some(key), false) = (row.failed_by, idempotency_key, freed) {
                         freed = true;
-                        let released = self.book.store.release_key(api_key, key, first).await;
-                        released.map_err(IntakeError::Unavailable)?;
+                        // Whatever becomes of it, what came before under this key never happens.
+                        let released = timeout_at(deadline, self.book.store.release_key(api_key, key, first)).await;
+                        let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
+                        released.unwrap_or_else(late).map_err(IntakeError::Unavailable)?;
                         continue;
                     }
                     return Ok(Receipt { id: first, status: row.status, created_at: row.created_at });

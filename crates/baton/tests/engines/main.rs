@@ -8,6 +8,7 @@ mod accepting;
 #[path = "../scenarios/clients.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
 mod clients;
+mod long_texts;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod stand;

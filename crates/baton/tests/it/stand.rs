@@ -10,6 +10,7 @@ use harness::ports::free_port;
 use harness::process::{Process, Program};
 use harness::proxy::Proxy;
 use harness::relayer::{Relayer, RelayerOptions};
+use harness::servers::Servers;
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 
@@ -25,8 +26,10 @@ pub const TO: &str = "0x5FbDB2315678afecb367f032d93F642f64180aa3";
 pub struct Plan {
     relayers: Vec<RelayerOptions>,
     env: BTreeMap<String, String>,
+    links: BTreeMap<String, u16>,
     api_links: BTreeMap<String, u16>,
     engine: Engine,
+    setup: Option<EngineSetup>,
     split: bool,
     webhooks: bool,
 }
@@ -55,8 +58,10 @@ impl Plan {
         Self {
             relayers: (1..=count).map(|number| RelayerOptions::new(format!("relayer-{number}"))).collect(),
             env: env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            links: BTreeMap::new(),
             api_links: BTreeMap::new(),
             engine: Engine::from_env(),
+            setup: None,
             split: false,
             webhooks: true,
         }
@@ -71,6 +76,18 @@ impl Plan {
     /// On that engine, whatever this run is told.
     pub fn engine(mut self, engine: Engine) -> Self {
         self.engine = engine;
+        self
+    }
+
+    /// On these servers.
+    pub fn on(mut self, servers: &Servers) -> Self {
+        self.setup = Some(Engine::set_up_on(servers));
+        self
+    }
+
+    /// All processes reach the server that this variable names by a link.
+    pub fn behind(mut self, name: &str, link: &Proxy) -> Self {
+        self.links.insert(name.to_owned(), link.port());
         self
     }
 
@@ -101,7 +118,7 @@ impl Plan {
     /// Starts all of it and waits until it is ready.
     pub async fn start(self) -> Stand {
         let directory = tempfile::tempdir().unwrap();
-        let engine = self.engine.set_up();
+        let engine = self.setup.unwrap_or_else(|| self.engine.set_up());
         let port = free_port();
         let base = format!("http://127.0.0.1:{port}");
         let mut relayers = Vec::new();
@@ -117,6 +134,10 @@ impl Plan {
         for (name, value) in &engine.vars {
             env.entry(name.clone()).or_insert_with(|| value.clone());
         }
+        for (name, port) in self.links {
+            let url = moved_to(&env[&name], port);
+            env.insert(name, url);
+        }
         let list = |part: &dyn Fn(&Relayer) -> String| relayers.iter().map(part).collect::<Vec<_>>().join(",");
         env.insert("BATON_DATA_DIR".into(), directory.path().display().to_string());
         env.insert("OZ_RELAYER_URLS".into(), list(&|relayer| relayer.url()));
@@ -126,9 +147,8 @@ impl Plan {
         let service = if self.split { "relay-api" } else { "serve" };
         let mut api_env = env.clone();
         for (name, port) in self.api_links {
-            let mut url = reqwest::Url::parse(&env[&name]).unwrap();
-            url.set_port(Some(port)).unwrap();
-            api_env.insert(name, url.to_string());
+            let url = moved_to(&env[&name], port);
+            api_env.insert(name, url);
         }
         let api = baton([service], &api_env).env("PORT", port.to_string()).start().unwrap();
         let mut stand = Stand {
@@ -149,6 +169,13 @@ impl Plan {
         }
         stand
     }
+}
+
+/// A URL with another port.
+fn moved_to(url: &str, port: u16) -> String {
+    let mut url = reqwest::Url::parse(url).unwrap();
+    url.set_port(Some(port)).unwrap();
+    url.to_string()
 }
 
 /// A program that runs the binary under test with these variables.

@@ -21,6 +21,8 @@ pub struct Client {
     base: String,
     /// How often somebody was refused so far.
     pub refusals: Arc<AtomicUsize>,
+    /// How often nothing came back at all: no connection, or this client's own patience was over.
+    pub silences: Arc<AtomicUsize>,
 }
 
 /// What clients were told, by serial number.
@@ -74,13 +76,13 @@ pub struct Manners {
     pub clients: usize,
     /// The longest pause between two requests of one client.
     pub pause_max: Duration,
-    /// Every second client names its requests, and asks again until it is told something.
+    /// Every second client names its requests; told nothing, it asks again until it is accepted.
     pub insistent: bool,
 }
 
 impl Client {
     pub fn of(stand: &Stand) -> Self {
-        Self { http: stand.http.clone(), base: stand.base.clone(), refusals: Arc::default() }
+        Self { http: stand.http.clone(), base: stand.base.clone(), refusals: Arc::default(), silences: Arc::default() }
     }
 
     pub async fn get(&self, path: &str) -> Option<(u16, Value)> {
@@ -105,7 +107,10 @@ impl Client {
         }
         let answer = match request.timeout(SOON).json(&body(serial)).send().await {
             Ok(answer) => answer,
-            Err(failure) => return Told::Nothing(format!("{failure:?}")),
+            Err(failure) => {
+                self.silences.fetch_add(1, Ordering::Relaxed);
+                return Told::Nothing(format!("{failure:?}"));
+            }
         };
         let status = answer.status().as_u16();
         let said = match answer.json::<Value>().await {
@@ -143,9 +148,12 @@ impl Client {
             let named = manners.insistent && number.is_multiple_of(2);
             let key = named.then(|| format!("order-{serial}"));
             let mut told = self.send(serial, key.as_deref()).await;
-            while named && matches!(told, Told::Nothing(_)) {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                told = self.send(serial, key.as_deref()).await;
+            // Once it was told nothing, an earlier try may be under way: a refusal then speaks of the last try alone.
+            if named && matches!(told, Told::Nothing(_)) {
+                while !matches!(told, Told::Accepted(_)) {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    told = self.send(serial, key.as_deref()).await;
+                }
             }
             promises.add(serial, told);
             tokio::time::sleep(manners.pause_max.mul_f64(dice.random::<f64>())).await;

@@ -37,7 +37,8 @@ impl Story {
             Err(_) => SEED,
         };
         println!(
-            "scenario {name} seed {seed} (repeat: SCENARIO_SEED={seed} cargo test -p baton --test scenarios {name})"
+            "scenario {name} seed {seed} (repeat: SCENARIO_SEED={seed} cargo test -p baton --test {} {name})",
+            env!("CARGO_CRATE_NAME")
         );
         let (dice, started) = (StdRng::seed_from_u64(seed), Instant::now());
         Self { seed, dice, kills: 0, name, started, watch: None, seen: Seen::default() }

@@ -5,7 +5,8 @@
 //! - a delay beyond 15 minutes is several: who receives a message too early sends it on with what is left of its delay;
 //! - a burial is a copy to the dead-letter queue and then a deletion, a replay the same the other way round. In that order,
 //!   so that a crash in between leaves the message twice, never nowhere;
-//! - dead letters are listed by taking all and putting them back (`dead`).
+//! - dead letters are listed by taking all and putting them back (`dead`);
+//! - queues that are gone while we run are made again, if they are ours to make.
 //!
 //! SQS counts in whole seconds: leases and delays round up.
 
@@ -19,6 +20,7 @@ mod wire;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -46,6 +48,8 @@ const RECEIVES_MAX: usize = 8;
 /// The longest that a retry can be put off: SQS hides a message for 12 hours, the lease so far included.
 const RETRY_MAX: Duration = Duration::from_secs(11 * 3600);
 
+/// After queues could not be made again, the next try is not before this.
+const MAKE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a reader of the dead letters waits for those before it.
 const READING_TURN_MAX: Duration = Duration::from_secs(30);
 
@@ -72,6 +76,9 @@ pub struct SqsQueue {
 struct Shared {
     name: String,
     options: QueueOptions,
+    sqs: SqsOptions,
+    /// One makes queues at a time: when that was last tried in vain.
+    making: tokio::sync::Mutex<Option<Instant>>,
     delay_step: Duration,
     calls: Arc<Calls>,
     queue_url: String,
@@ -95,6 +102,8 @@ impl SqsQueue {
             name: setup::name_of(&sqs.queue).to_owned(),
             options,
             delay_step: sqs.delay_step.min(wire::DELAY_MAX),
+            sqs,
+            making: tokio::sync::Mutex::new(None),
             outbox: Outbox::new(calls.clone(), urls.queue.clone(), tasks.clone()),
             dead_outbox: Outbox::new(calls.clone(), urls.dead.clone(), tasks.clone()),
             calls,
@@ -113,6 +122,35 @@ impl SqsQueue {
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
         self.shared.tasks.reopen();
+    }
+
+    /// After a failure: whether queues were missing, and are there again. A server that was replaced has none, and waiting
+    /// for somebody to restart us would not bring them back. Whoever has others make the queues waits for them.
+    async fn made_again(&self) -> bool {
+        let shared = &self.shared;
+        if !shared.sqs.auto_create || !shared.calls.missing.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut tried_at = shared.making.lock().await;
+        if !shared.calls.missing.load(Ordering::Relaxed) {
+            return true;
+        }
+        if tried_at.is_some_and(|at| at.elapsed() < MAKE_PAUSE) {
+            return false;
+        }
+        match setup::prepare(&shared.calls, &shared.sqs, &shared.options).await {
+            Ok(_) => {
+                tracing::warn!(queue = shared.name, "the queues were gone and are made again, empty");
+                shared.calls.missing.store(false, Ordering::Relaxed);
+                *tried_at = None;
+                true
+            }
+            Err(error) => {
+                tracing::warn!(queue = shared.name, error = &error as &dyn std::error::Error, "the queues are gone");
+                *tried_at = Some(Instant::now());
+                false
+            }
+        }
     }
 
     /// Runs what consists of several steps to its end, even if the caller goes away after the first.
@@ -162,18 +200,28 @@ impl Queue for SqsQueue {
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
         let shared = &self.shared;
         let now = SystemTime::now();
-        let (mut ids, mut parcels) = (Vec::with_capacity(messages.len()), Vec::with_capacity(messages.len()));
-        for message in messages {
-            let check = wire::check_size(&message.body, &message.attributes, shared.options.body_bytes_max);
-            ids.push(check.map(|()| {
-                let id = MessageId(Uuid::now_v7().to_string());
-                let (body, attributes) = (message.body.clone(), message.attributes.clone());
-                let content = Content { id: id.clone(), body, attributes };
-                parcels.push(wire::live(&content, None, message.delay, shared.delay_step, now));
-                id
-            }));
+        let check = |message: &Outgoing| {
+            wire::check_size(&message.body, &message.attributes, shared.options.body_bytes_max)?;
+            Ok(MessageId(Uuid::now_v7().to_string()))
+        };
+        let ids: Vec<Result<MessageId, QueueError>> = messages.iter().map(check).collect();
+        let parcel = |(message, id): (&Outgoing, &MessageId)| {
+            let content =
+                Content { id: id.clone(), body: message.body.clone(), attributes: message.attributes.clone() };
+            wire::live(&content, None, message.delay, shared.delay_step, now)
+        };
+        let fitting = || messages.iter().zip(&ids).filter_map(|(message, id)| Some((message, id.as_ref().ok()?)));
+        let mut sent = shared.outbox.send(fitting().map(parcel).collect()).await;
+        if sent.iter().any(Result::is_err) && self.made_again().await {
+            // Only what was certainly not sent.
+            let unsent = |sent: &Result<(), QueueError>| matches!(sent, Err(QueueError::Unavailable(_)));
+            let again = fitting().zip(&sent).filter(|(_, sent)| unsent(sent)).map(|(entry, _)| parcel(entry));
+            let mut answers = shared.outbox.send(again.collect()).await.into_iter();
+            for sent in sent.iter_mut().filter(|sent| unsent(sent)) {
+                *sent = answers.next().unwrap_or_else(unanswered);
+            }
         }
-        let mut sent = shared.outbox.send(parcels).await.into_iter();
+        let mut sent = sent.into_iter();
         ids.into_iter().map(|id| id.and_then(|id| sent.next().unwrap_or_else(unanswered).map(|()| id))).collect()
     }
 
@@ -184,7 +232,10 @@ impl Queue for SqsQueue {
         let deadline = Instant::now() + wait.min(WAIT_MAX);
         let mut wait_s = long_poll_s(wait);
         loop {
-            let messages = self.take(max, wait_s).await?;
+            let messages = match self.take(max, wait_s).await {
+                Err(_) if self.made_again().await => self.take(max, wait_s).await?,
+                taken => taken?,
+            };
             let left = deadline.saturating_duration_since(Instant::now());
             if !messages.is_empty() || left.is_zero() {
                 return Ok(messages);
@@ -255,8 +306,14 @@ impl Queue for SqsQueue {
 
     async fn depth(&self) -> Result<Depth, QueueError> {
         let shared = &self.shared;
-        let (live, dead) = tokio::join!(shared.calls.counts(&shared.queue_url), shared.calls.counts(&shared.dead_url));
-        let (live, dead) = (live?, dead?);
+        let both = || async {
+            let (queue, dead) = (shared.calls.counts(&shared.queue_url), shared.calls.counts(&shared.dead_url));
+            futures::future::try_join(queue, dead).await
+        };
+        let (live, dead) = match both().await {
+            Err(_) if self.made_again().await => both().await?,
+            counts => counts?,
+        };
         if live.ready == 0 {
             shared.leases.saw(None, SystemTime::now());
         }

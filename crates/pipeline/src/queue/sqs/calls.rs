@@ -9,6 +9,7 @@ use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_sqs::Client;
@@ -34,6 +35,8 @@ const SETTLING_MAX: usize = 32;
 pub(super) struct Calls {
     pub(super) client: Client,
     pub(super) timeout: Duration,
+    /// SQS has said that a queue is not there.
+    pub(super) missing: AtomicBool,
     settling: Semaphore,
 }
 
@@ -58,7 +61,7 @@ pub(super) struct Counts {
 
 impl Calls {
     pub(super) fn new(client: Client, timeout: Duration) -> Self {
-        Self { client, timeout, settling: Semaphore::new(SETTLING_MAX) }
+        Self { client, timeout, missing: AtomicBool::new(false), settling: Semaphore::new(SETTLING_MAX) }
     }
 
     /// When a call that starts now must be over.
@@ -75,10 +78,15 @@ impl Calls {
     where
         E: ProvideErrorMetadata + Error + 'static,
     {
-        match timeout_at(deadline, request).await {
-            Ok(answer) => answer.map_err(Fault::from),
-            Err(_) => Err(Fault { certain: false, code: None, text: "no answer in time".into() }),
+        let fault = match timeout_at(deadline, request).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => Fault::from(error),
+            Err(_) => Fault { certain: false, code: None, text: "no answer in time".into() },
+        };
+        if fault.is_no_such_queue() {
+            self.missing.store(true, Ordering::Relaxed);
         }
+        Err(fault)
     }
 
     /// One batch of messages, of no more entries and bytes than SQS takes.

@@ -143,18 +143,20 @@ pub(super) async fn connect(options: &MySqlConnectOptions, setup: &str) -> Resul
 /// * READ COMMITTED: each statement sees what is committed by then (what a lock was waited for included), and no gaps are
 ///   locked, which is where most deadlocks come from. Every rule that spans statements holds by a lock or a unique key.
 /// * The server gives up by itself on what we no longer wait for, so that a statement nobody listens to does not keep
-///   its locks. The two servers have different names for that; each skips the other's comment.
+///   its locks; nor does a process that was stopped between two statements of a transaction. The two servers have different
+///   names for that, and each skips the other's comment. MySQL has none for the latter but the end of an idle connection,
+///   which must come after our own: see [`SILENCE_MAX`].
 fn setup(timeout: Duration) -> String {
     let seconds = timeout.as_secs().max(1);
-    let lock_seconds = (seconds / 2).max(1);
+    let (lock_seconds, milliseconds) = ((seconds / 2).max(1), seconds * 1000);
+    let silence_seconds = SILENCE_MAX.as_secs().max(2 * seconds);
     format!(
         "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,\
          NO_ENGINE_SUBSTITUTION,ONLY_FULL_GROUP_BY', innodb_lock_wait_timeout = {lock_seconds}, \
-         lock_wait_timeout = {seconds}, wait_timeout = {} /*M! , max_statement_time = {seconds} */ \
-         /*!80000 , max_execution_time = {} */; \
-         SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        SILENCE_MAX.as_secs().max(2 * seconds),
-        seconds * 1000
+         lock_wait_timeout = {seconds}, wait_timeout = {silence_seconds} \
+         /*M! , max_statement_time = {seconds}, idle_transaction_timeout = {seconds} */ \
+         /*!80000 , max_execution_time = {milliseconds} */; \
+         SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
     )
 }
 
