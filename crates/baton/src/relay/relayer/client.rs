@@ -106,6 +106,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// One page of a relayer's transaction list.
 const PAGE_SIZE: usize = 500;
+/// The longest answer that is read: a page of the largest requests that we take, and as much again.
+const ANSWER_BYTES_MAX: usize = 2 * PAGE_SIZE * 256 * 1024;
 
 impl RelayerClient {
     /// A client for `url`: a base URL with one relayer behind it, or one that ends in `/api/v1/relayers/{id}`.
@@ -212,10 +214,10 @@ impl RelayerClient {
             Err(error) => return judge_error(&error, Instant::now() >= not_after),
         };
         let (status, headers) = (response.status(), response.headers().clone());
-        match response.text().await {
+        match text(response).await {
             Ok(text) => judge_answer(status, &headers, &text),
             Err(error) => Answer::Unknown {
-                reason: format!("the answer broke off after status {status}: {}", root(&error)),
+                reason: format!("the answer broke off after status {status}: {}", describe(&error)),
                 answered: false,
             },
         }
@@ -270,7 +272,7 @@ impl RelayerClient {
             self.http.get(self.join(path)).timeout(timeout).send().await.map_err(RelayerError::Unreachable)?;
         let status = response.status();
         let clock = response.headers().get(DATE).and_then(|date| Timestamp::parse_http(date.to_str().ok()?));
-        let text = response.text().await.map_err(RelayerError::Unreachable)?;
+        let text = text(response).await?;
         if !status.is_success() {
             return Err(RelayerError::Status { status: status.as_u16(), detail: wire::read_error(&text) });
         }
@@ -281,6 +283,18 @@ impl RelayerClient {
     fn join(&self, path: &str) -> String {
         format!("{}/{path}", self.base.as_str().trim_end_matches('/'))
     }
+}
+
+/// An answer's body, as long as it is not endless.
+async fn text(mut response: reqwest::Response) -> Result<String, RelayerError> {
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await.map_err(RelayerError::Unreachable)? {
+        if body.len() + piece.len() > ANSWER_BYTES_MAX {
+            return Err(RelayerError::Unreadable("it has no end"));
+        }
+        body.extend_from_slice(&piece);
+    }
+    Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
 const FENCED: &str = "the claim is too old to send";
