@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod accepting;
+mod bench;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod stand;

@@ -76,6 +76,7 @@ impl Servers {
         }
         let servers = Self { name, server_url, database_url: url.to_string(), broker, vars };
         servers.on_the_server(&format!("CREATE DATABASE {}", servers.name)).await?;
+        super::progress(format_args!("on {}, which goes again", servers.name));
         Ok(servers)
     }
 
