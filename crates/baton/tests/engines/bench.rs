@@ -60,7 +60,7 @@ async fn is_in_rabbitmq(queue: &str) -> bool {
 async fn nothing_is_left(name: &str) {
     assert_eq!(databases(name).await, 0, "the database {name}");
     assert_eq!(queues_in_sqs(name).await, Vec::<String>::new());
-    for queue in [name.to_owned(), format!("{name}-dlq"), format!("{name}-raw")] {
+    for queue in ["1", "1-dlq", "2", "raw"].map(|queue| format!("{name}-{queue}")) {
         assert!(!is_in_rabbitmq(&queue).await, "the queue {queue}");
     }
 }

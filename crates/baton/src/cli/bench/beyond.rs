@@ -4,8 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pipeline::Queue;
-
 use super::accept::hit;
 use super::load::Load;
 use super::process::{Directory, Machine, Service, free_port, vars};
@@ -14,7 +12,7 @@ use super::relay::{IDLE_SENT, Relayers, watch};
 use super::servers::Servers;
 use super::table::{Report, median};
 use super::{Settings, progress};
-use crate::config::Config;
+use crate::config::{Config, Service as Kind};
 use crate::relay::engine::Engine;
 use crate::relay::message::Envelope;
 use crate::relay::store::TransactionStore;
@@ -31,7 +29,7 @@ const DRAINED_MAX: u64 = 5000;
 /// Durable 202s a second.
 pub async fn accept(settings: &Settings, servers: &Servers) -> anyhow::Result<Report> {
     let directory = Directory::create(&settings.data_dir, "accept")?;
-    let vars = with(vars(directory.path(), "http://127.0.0.1:1"), servers);
+    let vars = [vars(directory.path(), "http://127.0.0.1:1"), servers.vars_of_a_new_queue()?].concat();
     let nothing = Service::start(&["bench-nothing"], free_port()?, &vars).await?;
     let api = Service::start(&["relay-api"], free_port()?, &vars).await?;
     let (mut inserts, mut broker) = (servers.raw_inserts(), servers.raw_broker().await?);
@@ -85,11 +83,8 @@ pub async fn accept(settings: &Settings, servers: &Servers) -> anyhow::Result<Re
 pub async fn relay(settings: &Settings, servers: &Servers) -> anyhow::Result<Report> {
     let directory = Directory::create(&settings.data_dir, "relay")?;
     let relayers = Relayers::start(&directory).await?;
-    let vars = with(vars(directory.path(), &relayers.urls.join(",")), servers);
+    let common = vars(directory.path(), &relayers.urls.join(","));
     let posts = relayers.raw_posts(settings).await?;
-    let config = servers.config()?;
-    let engine = Engine::open(&config).await?;
-    let (store, queue) = (engine.store(), engine.queue());
     let mut broker = servers.raw_broker().await?;
 
     let (mut drained, mut one, mut two) = (Vec::new(), Vec::new(), Vec::new());
@@ -99,7 +94,8 @@ pub async fn relay(settings: &Settings, servers: &Servers) -> anyhow::Result<Rep
         drained.push(broker.drain_rate(settings.transactions.min(DRAINED_MAX)).await?);
         for (consumers, rates, busy) in [(1, &mut one, &mut busy_one), (2, &mut two, &mut busy_two)] {
             progress(format_args!("round {round} of {}: {consumers} consumers", settings.rounds));
-            fill(&store, &queue, &config, settings.transactions).await?;
+            let vars = [common.clone(), servers.vars_of_a_new_queue()?].concat();
+            let store = fill(&vars, settings.transactions).await?;
             let machine = Machine::now();
             let ports = (0..consumers).map(|_| free_port()).collect::<anyhow::Result<Vec<_>>>()?;
             let starts = ports.into_iter().map(|port| Service::start(&["queue-consumer"], port, &vars));
@@ -110,6 +106,7 @@ pub async fn relay(settings: &Settings, servers: &Servers) -> anyhow::Result<Rep
         }
     }
     progress(format_args!("{IDLE_SENT} transactions one by one"));
+    let vars = [common, servers.vars_of_a_new_queue()?].concat();
     let api = Service::start(&["serve"], relayers.api_port, &vars).await?;
     let idle = relayers.idle_delay(&api).await?;
 
@@ -141,20 +138,13 @@ pub async fn relay(settings: &Settings, servers: &Servers) -> anyhow::Result<Rep
     Ok(report)
 }
 
-/// A service's variables with those of the servers.
-fn with(mut vars: Vec<(&'static str, String)>, servers: &Servers) -> Vec<(&'static str, String)> {
-    vars.extend_from_slice(servers.vars());
-    vars
-}
-
-/// Stores so many rows with their messages.
-async fn fill(
-    store: &Arc<dyn TransactionStore>,
-    queue: &Arc<dyn Queue>,
-    config: &Config,
-    count: u64,
-) -> anyhow::Result<()> {
+/// Stores so many rows with their messages; gives back the store.
+async fn fill(vars: &[(&'static str, String)], count: u64) -> anyhow::Result<Arc<dyn TransactionStore>> {
     const AT_ONCE: u64 = 500;
+    let lookup = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+    let config = Config::from_vars(Kind::Command, lookup)?;
+    let engine = Engine::open(&config).await?;
+    let (store, queue) = (engine.store(), engine.queue());
     for start in (0..count).step_by(AT_ONCE as usize) {
         let rows = (start..count.min(start + AT_ONCE))
             .map(|_| Ok((new_row(&config.relay.clocks)?, None)))
@@ -167,7 +157,7 @@ async fn fill(
             sent?;
         }
     }
-    Ok(())
+    Ok(store)
 }
 
 /// The median of some rounds, and how far they were apart.

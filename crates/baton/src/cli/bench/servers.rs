@@ -2,6 +2,7 @@
 //! name, which go again when it ends, fails or is interrupted. Only `kill -9` leaves them behind, and their names begin
 //! with `baton_bench_`.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -27,7 +28,10 @@ pub struct Servers {
     server_url: String,
     database_url: String,
     broker: QueueEngine,
+    /// All but the names of the queues.
     vars: Vec<(&'static str, String)>,
+    /// The last queue's number.
+    queues: AtomicU32,
 }
 
 impl Servers {
@@ -54,7 +58,6 @@ impl Servers {
             ("DATABASE_URL", url.to_string()),
             ("DATABASE_CONNECTIONS", found.engine.database_connections.to_string()),
             ("RELAY_QUEUE", queue.to_owned()),
-            ("RELAY_QUEUE_NAME", name.clone()),
             ("QUEUE_AUTO_CREATE", "true".to_owned()),
         ];
         vars.extend(found.engine.redis_url.map(|redis| ("REDIS_URL", redis.expose().to_owned())));
@@ -69,26 +72,32 @@ impl Servers {
                 vars.push(("AWS_ACCESS_KEY_ID", endpoint.access_key_id.expose().to_owned()));
                 vars.push(("AWS_SECRET_ACCESS_KEY", endpoint.secret_access_key.expose().to_owned()));
                 vars.push(("AWS_REGION", sqs.region.clone()));
-                vars.push(("SQS_QUEUE_URL", queue_url(sqs, &endpoint.url, &name)?));
-                vars.push(("SQS_DLQ_URL", queue_url(sqs, &endpoint.url, &format!("{name}-dlq"))?));
             }
             QueueEngine::Embedded => bail!("there is no broker in this engine"),
         }
-        let servers = Self { name, server_url, database_url: url.to_string(), broker, vars };
+        let servers = Self { name, server_url, database_url: url.to_string(), broker, vars, queues: AtomicU32::new(0) };
         servers.on_the_server(&format!("CREATE DATABASE {}", servers.name)).await?;
         super::progress(format_args!("on {}, which goes again", servers.name));
         Ok(servers)
     }
 
-    /// For the services that are measured.
-    pub fn vars(&self) -> &[(&'static str, String)] {
-        &self.vars
+    /// The variables of services on a queue that nobody has used: what was killed before, with a receive that still waits
+    /// at the broker, takes nothing from it.
+    pub fn vars_of_a_new_queue(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
+        let queue = self.queue(self.queues.fetch_add(1, Ordering::Relaxed) + 1);
+        let mut vars = self.vars.clone();
+        match &self.broker {
+            QueueEngine::Sqs(sqs) => {
+                vars.push(("SQS_QUEUE_URL", queue_url(sqs, &queue)?));
+                vars.push(("SQS_DLQ_URL", queue_url(sqs, &format!("{queue}-dlq"))?));
+            }
+            QueueEngine::RabbitMq { .. } | QueueEngine::Embedded => vars.push(("RELAY_QUEUE_NAME", queue)),
+        }
+        Ok(vars)
     }
 
-    /// For what runs in this process.
-    pub fn config(&self) -> anyhow::Result<Config> {
-        let lookup = |name: &str| self.vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-        Ok(Config::from_vars(Service::Command, lookup)?)
+    fn queue(&self, number: u32) -> String {
+        format!("{}-{number}", self.name)
     }
 
     /// The database without us.
@@ -135,8 +144,9 @@ impl Servers {
                     lapin::Connection::connect(url.expose(), lapin::ConnectionProperties::default()).await?;
                 let channel = connection.create_channel().await?;
                 // One that does not exist is as good as deleted.
-                for queue in [self.name.clone(), format!("{}-dlq", self.name), super::raw::rabbitmq::queue(&self.name)]
-                {
+                let queues = (1..=self.queues.load(Ordering::Relaxed)).map(|number| self.queue(number));
+                let queues = queues.flat_map(|queue| [format!("{queue}-dlq"), queue]);
+                for queue in queues.chain([super::raw::rabbitmq::queue(&self.name)]) {
                     channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
                 }
                 connection.close(200, "done".into()).await?;
@@ -158,11 +168,12 @@ impl Servers {
 const UNSET_URL: &str = "http://unset/000000000000/unset";
 
 /// Where a queue of that name is: beside the one that is configured, or else where emulators put them.
-fn queue_url(sqs: &SqsConfig, endpoint: &Url, name: &str) -> anyhow::Result<String> {
-    let mut url = if sqs.queue_url.host_str() == Some("unset") {
-        endpoint.join("/000000000000/unset").context("SQS_ENDPOINT_URL")?
-    } else {
-        sqs.queue_url.clone()
+fn queue_url(sqs: &SqsConfig, name: &str) -> anyhow::Result<String> {
+    let mut url = match &sqs.endpoint {
+        Some(endpoint) if sqs.queue_url.host_str() == Some("unset") => {
+            endpoint.url.join("/000000000000/unset").context("SQS_ENDPOINT_URL")?
+        }
+        _ => sqs.queue_url.clone(),
     };
     match url.path_segments_mut() {
         Ok(mut path) => drop(path.pop().push(name)),
