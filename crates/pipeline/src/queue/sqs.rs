@@ -95,7 +95,7 @@ struct Shared {
 impl SqsQueue {
     /// Finds the queues, creates them if missing and allowed, and checks that they are as configured.
     pub async fn open(sqs: SqsOptions, options: QueueOptions) -> Result<SqsQueue, SqsOpenError> {
-        let calls = Arc::new(Calls::new(options::client(&sqs).await, sqs.timeout));
+        let calls = Arc::new(Calls::new(sqs.client().await, sqs.timeout));
         let urls = setup::prepare(&calls, &sqs, &options).await?;
         let tasks = TaskTracker::new();
         let shared = Shared {

@@ -79,7 +79,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-async fn hit(service: &Service, settings: &Settings) -> anyhow::Result<Load> {
+pub async fn hit(service: &Service, settings: &Settings) -> anyhow::Result<Load> {
     let headers = format!("x-api-key: {API_KEY}\r\n");
     let request = load::post(service.address, PATH, &headers, BODY);
     load::run(service.address, request, settings.concurrency, 202, settings.span()).await

@@ -2,10 +2,13 @@
 //! Figures from two machines, or from two moments of one, do not compare; the ratios do.
 
 mod accept;
+mod beyond;
 mod load;
 mod process;
 mod queue;
+mod raw;
 mod relay;
+mod servers;
 mod table;
 
 pub use accept::serve_nothing;
@@ -14,17 +17,58 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+
+use servers::Servers;
+use table::Report;
 
 /// What to measure.
 #[derive(Subcommand)]
 pub enum BenchCommand {
-    /// Accepting: durable 202s a second, beside the same server doing nothing and raw group commits
-    Accept(Settings),
-    /// Relaying: submissions a second on one consumer, beside raw POSTs to the same relayers; and the idle delay
-    Relay(Settings),
+    /// Accepting: durable 202s a second, beside the same server doing nothing and what store and queue do by themselves
+    #[command(after_help = ENGINE_HELP)]
+    Accept(OnEngine),
+    /// Relaying: submissions a second, beside raw POSTs to the same relayers and the queue by itself; and the idle delay
+    #[command(after_help = ENGINE_HELP)]
+    Relay(OnEngine),
     /// The embedded queue: the cost of a message at 1,000 and at 1,000,000 queued
     Queue(Settings),
+}
+
+const ENGINE_HELP: &str = "The engines beyond one machine are found by the usual variables: DATABASE_URL (its server), \
+    SQS_ENDPOINT_URL with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or RABBITMQ_URL, and REDIS_URL if set. A database and \
+    queues named baton_bench_… are made on them and removed afterwards. `scripts/services start` runs such servers.";
+
+/// What to measure on, and how.
+#[derive(Args, Clone)]
+pub struct OnEngine {
+    /// What the services run on
+    #[arg(long, value_enum, default_value_t = EngineName::Embedded)]
+    engine: EngineName,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What the services run on.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineName {
+    /// SQLite, in the data directory
+    Embedded,
+    /// MySQL or MariaDB, SQS
+    MysqlSqs,
+    /// MySQL or MariaDB, RabbitMQ
+    MysqlRabbitmq,
+}
+
+impl EngineName {
+    /// As on the command line.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Embedded => "embedded",
+            Self::MysqlSqs => "mysql-sqs",
+            Self::MysqlRabbitmq => "mysql-rabbitmq",
+        }
+    }
 }
 
 /// How to measure.
@@ -62,12 +106,40 @@ impl Settings {
 /// Runs one of them.
 pub async fn run(command: BenchCommand) -> anyhow::Result<ExitCode> {
     let (report, json) = match command {
-        BenchCommand::Accept(settings) => (accept::run(&settings).await?, settings.json),
-        BenchCommand::Relay(settings) => (relay::run(&settings).await?, settings.json),
+        BenchCommand::Accept(OnEngine { engine: EngineName::Embedded, settings }) => {
+            (accept::run(&settings).await?, settings.json)
+        }
+        BenchCommand::Relay(OnEngine { engine: EngineName::Embedded, settings }) => {
+            (relay::run(&settings).await?, settings.json)
+        }
+        BenchCommand::Accept(OnEngine { engine, settings }) => {
+            let measure = async |servers: &Servers| beyond::accept(&settings, servers).await;
+            (on_servers(engine, measure).await?, settings.json)
+        }
+        BenchCommand::Relay(OnEngine { engine, settings }) => {
+            let measure = async |servers: &Servers| beyond::relay(&settings, servers).await;
+            (on_servers(engine, measure).await?, settings.json)
+        }
         BenchCommand::Queue(settings) => (queue::run(&settings).await?, settings.json),
     };
     report.print(json);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Measures on the servers and clears away, whether it worked, failed or was interrupted.
+async fn on_servers(
+    engine: EngineName,
+    measure: impl AsyncFnOnce(&Servers) -> anyhow::Result<Report>,
+) -> anyhow::Result<Report> {
+    let interrupted = super::shutdown_on_signal()?;
+    let servers = Servers::prepare(engine).await?;
+    // What is dropped half-way ends its services.
+    let measured = tokio::select! {
+        measured = measure(&servers) => measured,
+        () = interrupted.cancelled() => Err(anyhow::anyhow!("interrupted")),
+    };
+    servers.remove().await;
+    measured
 }
 
 /// Says on the error stream what is being done, so that the output stays clean.

@@ -76,6 +76,39 @@ impl Service {
         let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<f64>().ok());
         kib.unwrap_or(0.0) / 1024.0
     }
+
+    /// The processor time it has had.
+    pub fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // After the name, which may hold anything but ends with the last bracket; user and system are the 12th and 13th.
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        Duration::from_millis(ticks * 10)
+    }
+}
+
+/// How busy the machine is: take one at the start and ask it at the end.
+pub struct Machine {
+    busy: u64,
+    all: u64,
+}
+
+impl Machine {
+    /// Now.
+    pub fn now() -> Self {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+        let all: u64 = ticks.iter().take(8).sum();
+        let idle: u64 = ticks.iter().skip(3).take(2).sum();
+        Self { busy: all - idle, all }
+    }
+
+    /// How much of it was in use since, in percent; 100 is all processors.
+    pub fn busy_since(&self) -> f64 {
+        let now = Self::now();
+        100.0 * (now.busy - self.busy) as f64 / (now.all - self.all).max(1) as f64
+    }
 }
 
 impl Drop for Service {

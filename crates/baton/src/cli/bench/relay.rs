@@ -22,46 +22,30 @@ const RELAYERS: u16 = 3;
 /// A step that does not come while this runs.
 const NEVER: &str = "3600000";
 /// Transactions sent one by one for the idle delay.
-const IDLE_SENT: usize = 100;
+pub const IDLE_SENT: usize = 100;
 /// The documents' figure, which the bar is fifty times of.
 const DOCUMENTED_TPS: f64 = 32.0;
 
 pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let directory = Directory::create(&settings.data_dir, "relay")?;
-    let (first_port, api_port) = (free_port()?, free_port()?);
-    let ports = first_port.to_string();
-    let webhook = format!("http://127.0.0.1:{api_port}/api/v1/webhooks/oz-relayer");
-    let relayer_dir = directory.path().join("relayers").display().to_string();
-    // They take transactions and go no further with them: what is measured is the handing over, not their webhooks.
-    let args =
-        ["bench-relayers", "--port", &ports, "--webhook-url", &webhook, "--data-dir", &relayer_dir, "--step-ms", NEVER];
-    let relayers = Service::start(&args, first_port, &[]).await?;
-    let urls: Vec<String> = (0..RELAYERS).map(|index| format!("http://127.0.0.1:{}", first_port + index)).collect();
-    let vars = vars(directory.path(), &urls.join(","));
-
-    progress("raw POSTs to the development relayers");
-    let mut raw = Vec::new();
-    for _ in 0..settings.rounds {
-        raw.push(raw_posts(first_port, settings).await?);
-    }
-    let raw = median(raw);
+    let relayers = Relayers::start(&directory).await?;
+    let vars = vars(directory.path(), &relayers.urls.join(","));
+    let raw = relayers.raw_posts(settings).await?;
 
     progress(format_args!("queueing {} transactions", settings.transactions));
     let database = Database::open(&directory.path().join("baton.db"))?;
     let filler = RawCommits::on(&database).await?;
     filler.fill(settings.transactions).await?;
     let store = SqliteStore::open(&database).await?;
-    let consumer_port = free_port()?;
-    let started = Instant::now();
-    let consumer = Service::start(&["queue-consumer"], consumer_port, &vars).await?;
-    let rate = watch(&store, settings.transactions, started).await?;
+    let consumer = Service::start(&["queue-consumer"], free_port()?, &vars).await?;
+    let rate = watch(&store, settings.transactions).await?;
     let consumer_mib = consumer.peak_mib();
     drop(consumer);
 
     progress(format_args!("{IDLE_SENT} transactions one by one"));
-    let api = Service::start(&["serve"], api_port, &vars).await?;
-    let idle = idle_delay(&api, &urls).await?;
+    let api = Service::start(&["serve"], relayers.api_port, &vars).await?;
+    let idle = relayers.idle_delay(&api).await?;
 
     let note = format!("{} transactions, 3 development relayers on the same machine", settings.transactions);
     report.figure("raw POSTs to the relayers", raw, "POST/s", "64 connections to one relayer, median");
@@ -70,11 +54,52 @@ pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     report.figure("accept to relayer POST, idle, median", idle, "ms", format!("{IDLE_SENT} one by one, one process"));
     report.figure("peak memory of queue-consumer", consumer_mib, "MiB", "");
     report.figure("peak memory of serve", api.peak_mib(), "MiB", "");
-    report.figure("peak memory of the relayers", relayers.peak_mib(), "MiB", "not part of the product's bar");
+    report.figure("peak memory of the relayers", relayers.service.peak_mib(), "MiB", "not part of the product's bar");
     report.at_least("submissions of one consumer", rate, 50.0 * DOCUMENTED_TPS, "tx/s");
     report.at_most("accept to relayer POST, idle, median", idle, 50.0, "ms");
     report.at_most("peak memory of queue-consumer", consumer_mib, 100.0, "MiB");
     Ok(report)
+}
+
+/// Three development relayers in a process of their own.
+pub struct Relayers {
+    /// The process.
+    pub service: Service,
+    /// Where each is.
+    pub urls: Vec<String>,
+    /// Where they think the API is.
+    pub api_port: u16,
+    first_port: u16,
+}
+
+impl Relayers {
+    /// They take transactions and go no further with them: what is measured is the handing over, not their webhooks.
+    pub async fn start(directory: &Directory) -> anyhow::Result<Self> {
+        let (first_port, api_port) = (free_port()?, free_port()?);
+        let port = first_port.to_string();
+        let webhook = format!("http://127.0.0.1:{api_port}/api/v1/webhooks/oz-relayer");
+        let data = directory.path().join("relayers").display().to_string();
+        let args =
+            ["bench-relayers", "--port", &port, "--webhook-url", &webhook, "--data-dir", &data, "--step-ms", NEVER];
+        let service = Service::start(&args, first_port, &[]).await?;
+        let urls = (0..RELAYERS).map(|index| format!("http://127.0.0.1:{}", first_port + index)).collect();
+        Ok(Self { service, urls, api_port, first_port })
+    }
+
+    /// POSTs a second to one of them, the median.
+    pub async fn raw_posts(&self, settings: &Settings) -> anyhow::Result<f64> {
+        progress("raw POSTs to the development relayers");
+        let mut raw = Vec::new();
+        for _ in 0..settings.rounds {
+            raw.push(raw_posts(self.first_port, settings).await?);
+        }
+        Ok(median(raw))
+    }
+
+    /// From the client's POST to the moment the relayer stored it, by the one clock of this machine; in milliseconds.
+    pub async fn idle_delay(&self, api: &Service) -> anyhow::Result<f64> {
+        idle_delay(api, &self.urls).await
+    }
 }
 
 async fn raw_posts(port: u16, settings: &Settings) -> anyhow::Result<f64> {
@@ -85,20 +110,21 @@ async fn raw_posts(port: u16, settings: &Settings) -> anyhow::Result<f64> {
     Ok(load::run(address, request, 64, 200, settings.span()).await?.rate())
 }
 
-/// Waits until nothing is pending; the rate counts from the first submission seen, not from the process's start.
-async fn watch(store: &SqliteStore, total: u64, started: Instant) -> anyhow::Result<f64> {
-    let mut first: Option<(Instant, u64)> = None;
+/// Waits until nothing is pending. The rate is that of the middle: processes that start and a queue that runs dry are
+/// left out of it, a tenth at each end.
+pub async fn watch(store: &dyn TransactionStore, total: u64) -> anyhow::Result<f64> {
+    let started = Instant::now();
+    let mut seen: Vec<(Instant, u64)> = Vec::new();
     let mut said = Instant::now();
     loop {
         let census = store.census().await?;
         let pending = census.open.iter().find(|(status, _)| *status == Status::Pending).map_or(0, |(_, count)| *count);
         let done = total.saturating_sub(pending);
-        if first.is_none() && done > 0 {
-            first = Some((Instant::now(), done));
+        if done > 0 {
+            seen.push((Instant::now(), done));
         }
         if pending == 0 {
-            let (since, before) = first.unwrap_or((started, 0));
-            return Ok((total - before) as f64 / since.elapsed().as_secs_f64().max(0.001));
+            return Ok(middle_rate(&seen, total, started));
         }
         if said.elapsed() > Duration::from_secs(1) {
             progress(format_args!("{done} of {total} submitted"));
@@ -109,7 +135,16 @@ async fn watch(store: &SqliteStore, total: u64, started: Instant) -> anyhow::Res
     }
 }
 
-/// From the client's POST to the moment the relayer stored it, by the one clock of this machine.
+fn middle_rate(seen: &[(Instant, u64)], total: u64, started: Instant) -> f64 {
+    let first = seen.iter().find(|(_, done)| *done >= total / 10);
+    let last = seen.iter().rfind(|(_, done)| *done <= total - total / 10);
+    match (first, last) {
+        (Some(first), Some(last)) if last.0 > first.0 => (last.1 - first.1) as f64 / (last.0 - first.0).as_secs_f64(),
+        // Too few to have a middle.
+        _ => total as f64 / started.elapsed().as_secs_f64().max(0.001),
+    }
+}
+
 async fn idle_delay(api: &Service, relayers: &[String]) -> anyhow::Result<f64> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let base = format!("http://{}/api/v1", api.address);

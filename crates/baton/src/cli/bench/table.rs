@@ -43,6 +43,11 @@ impl Report {
         self.bars.push(Bar { what: what.into(), value, wanted, unit, holds: value <= wanted });
     }
 
+    /// Adds a bar that holds if the value is at least that much, or for another reason.
+    pub fn at_least_or(&mut self, what: impl Into<String>, value: f64, wanted: f64, unit: &'static str, or: bool) {
+        self.bars.push(Bar { what: what.into(), value, wanted, unit, holds: value >= wanted || or });
+    }
+
     /// Prints it.
     pub fn print(&self, as_json: bool) {
         if as_json {

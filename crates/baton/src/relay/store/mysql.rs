@@ -464,6 +464,14 @@ enum Record {
 /// Whether the relayer transaction that the row is bound to is its own, making it so if it is nobody's.
 async fn owns_its_record(connection: &mut MySqlConnection, row: &Transaction) -> Result<Record, sqlx::Error> {
     let Some(binding) = &row.binding else { return Ok(Record::None) };
+    // Bound in this very move, and so most likely nobody's: there is no need to ask first.
+    if binding.at == row.updated_at {
+        match take_record(connection, row.id, &binding.tx_id).await {
+            Ok(()) => return Ok(Record::New),
+            Err(error) if is_duplicate(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
     let owner: Option<String> =
         sqlx::query_scalar("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?")
             .bind(&binding.tx_id.0)
@@ -472,19 +480,25 @@ async fn owns_its_record(connection: &mut MySqlConnection, row: &Transaction) ->
     match owner {
         Some(owner) if parse_id(&owner) == Some(row.id) => Ok(Record::Known),
         Some(_) => Ok(Record::Others),
-        None => {
-            let taken = sqlx::query("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?, ?)")
-                .bind(&binding.tx_id.0)
-                .bind(id(row.id))
-                .execute(connection)
-                .await;
-            match taken {
-                Ok(_) => Ok(Record::New),
-                Err(error) if is_duplicate(&error) => Ok(Record::TakenNow(error)),
-                Err(error) => Err(error),
-            }
-        }
+        None => match take_record(connection, row.id, &binding.tx_id).await {
+            Ok(()) => Ok(Record::New),
+            Err(error) if is_duplicate(&error) => Ok(Record::TakenNow(error)),
+            Err(error) => Err(error),
+        },
     }
+}
+
+async fn take_record(
+    connection: &mut MySqlConnection,
+    transaction: TransactionId,
+    tx_id: &RelayerTxId,
+) -> Result<(), sqlx::Error> {
+    sqlx::query("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?, ?)")
+        .bind(&tx_id.0)
+        .bind(id(transaction))
+        .execute(connection)
+        .await
+        .map(drop)
 }
 
 /// Whether webhooks have come for the relayer transaction that the row is bound to.

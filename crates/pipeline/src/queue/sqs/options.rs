@@ -69,6 +69,28 @@ impl SqsOptions {
             delay_step: wire::DELAY_MAX,
         }
     }
+
+    /// The SDK's client as the queue uses it, for what the queue itself does not do: our own HTTP underneath, no retries,
+    /// and of the SDK's time limits only the one for connecting.
+    pub async fn client(&self) -> aws_sdk_sqs::Client {
+        let http = aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
+        let http = http.build_https();
+        let timeouts = TimeoutConfig::builder().connect_timeout(self.connect_timeout).build();
+        let region = Region::new(self.region.clone());
+        let config = match &self.access {
+            SqsAccess::Role => {
+                let chain = aws_config::defaults(BehaviorVersion::latest()).http_client(http.clone()).region(region);
+                aws_sdk_sqs::config::Builder::from(&chain.load().await)
+            }
+            SqsAccess::Endpoint { url, access_key, secret_key } => aws_sdk_sqs::Config::builder()
+                .behavior_version(BehaviorVersion::latest())
+                .region(region)
+                .endpoint_url(url)
+                .credentials_provider(Credentials::new(access_key, secret_key, None, None, "configuration")),
+        };
+        let config = config.http_client(http).retry_config(RetryConfig::disabled()).timeout_config(timeouts);
+        aws_sdk_sqs::Client::from_conf(config.build())
+    }
 }
 
 impl fmt::Debug for SqsAccess {
@@ -109,26 +131,6 @@ impl From<Fault> for SqsOpenError {
     fn from(fault: Fault) -> Self {
         Self::Unavailable(fault.into())
     }
-}
-
-/// The SDK's client: our own HTTP underneath, no retries, and of the SDK's time limits only the one for connecting.
-pub(super) async fn client(sqs: &SqsOptions) -> aws_sdk_sqs::Client {
-    let http = aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
-    let timeouts = TimeoutConfig::builder().connect_timeout(sqs.connect_timeout).build();
-    let region = Region::new(sqs.region.clone());
-    let config = match &sqs.access {
-        SqsAccess::Role => {
-            let chain = aws_config::defaults(BehaviorVersion::latest()).http_client(http.clone()).region(region);
-            aws_sdk_sqs::config::Builder::from(&chain.load().await)
-        }
-        SqsAccess::Endpoint { url, access_key, secret_key } => aws_sdk_sqs::Config::builder()
-            .behavior_version(BehaviorVersion::latest())
-            .region(region)
-            .endpoint_url(url)
-            .credentials_provider(Credentials::new(access_key, secret_key, None, None, "configuration")),
-    };
-    let config = config.http_client(http).retry_config(RetryConfig::disabled()).timeout_config(timeouts);
-    aws_sdk_sqs::Client::from_conf(config.build())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::columns::{bind_row, id, insert, parse_id};
+use super::columns::{bind_accepted, bind_row, id, insert, insert_accepted, is_as_accepted, parse_id};
 use super::outcome::{End, is_duplicate, is_in_the_values, work};
 use super::pool::{Pool, unavailable};
 use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
@@ -133,10 +133,12 @@ pub(super) async fn insert_rows(
     rows: impl Iterator<Item = &Transaction>,
 ) -> Result<(), sqlx::Error> {
     let rows: Vec<_> = rows.collect();
+    let as_accepted = rows.iter().all(|row| is_as_accepted(row));
     for some in chunks(&rows).flat_map(|some| some.chunks(rows_within(some))) {
-        let mut statement = sqlx::query(AssertSqlSafe(insert(some.len())));
+        let sql = if as_accepted { insert_accepted(some.len()) } else { insert(some.len()) };
+        let mut statement = sqlx::query(AssertSqlSafe(sql));
         for row in some {
-            statement = bind_row(statement, row);
+            statement = if as_accepted { bind_accepted(statement, row) } else { bind_row(statement, row) };
         }
         statement.execute(&mut *connection).await?;
     }

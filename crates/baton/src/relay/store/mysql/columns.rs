@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::relay::call::DirectRequest;
 use crate::relay::store::StoreError;
 use crate::relay::store::row::{RawRow, first_id_at};
-use crate::relay::transaction::{FailedBy, Kind, Transaction, TransactionId};
+use crate::relay::transaction::{FailedBy, Kind, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// A statement with its values so far.
@@ -41,6 +41,64 @@ pub(super) fn insert(rows: usize) -> String {
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let values = vec![ROW; rows].join(", ");
     format!(concat!("INSERT INTO transactions (", columns!(), ") VALUES {}"), values)
+}
+
+/// The same for rows that are as they were accepted; takes [`bind_accepted`] of each. A third of the values is two
+/// thirds of the work saved on both sides.
+pub(super) fn insert_accepted(rows: usize) -> String {
+    let values = vec!["(?, ?, ?, 0, ?, ?, 'pending', 1, ?, 0, 0, 0, 0, ?)"; rows].join(", ");
+    format!(
+        "INSERT INTO transactions (id, type, request, imported, api_key, createdAt, status, version, updatedAt, \
+         attempts, reroutes, replays, auto_replayed, check_at) VALUES {values}"
+    )
+}
+
+/// Whether nothing has happened to the row yet, so that [`insert_accepted`] will do.
+pub(super) fn is_as_accepted(row: &Transaction) -> bool {
+    let Transaction {
+        id: _,
+        kind: _,
+        status,
+        version,
+        request: _,
+        imported,
+        call: _,
+        retry_on_failure: _,
+        api_key: _,
+        created_at: _,
+        updated_at: _,
+        confirmed_at,
+        hash,
+        from,
+        claim,
+        binding,
+        attempts,
+        reroutes,
+        replays,
+        auto_replayed,
+        avoid,
+        failed_by,
+        error_message,
+        result,
+        check_at: _,
+    } = row;
+    let untouched = (*status, *version) == (Status::Pending, 1) && !imported && !auto_replayed;
+    untouched
+        && (*attempts, *reroutes, *replays) == (0, 0, 0)
+        && (confirmed_at.is_none() && hash.is_none() && from.is_none() && claim.is_none() && binding.is_none())
+        && (avoid.is_none() && failed_by.is_none() && error_message.is_none() && result.is_none())
+}
+
+/// The values of a row that is as it was accepted.
+pub(super) fn bind_accepted<'q>(statement: Statement<'q>, row: &Transaction) -> Statement<'q> {
+    statement
+        .bind(id(row.id))
+        .bind(row.kind.name())
+        .bind(&*row.request)
+        .bind(&row.api_key)
+        .bind(datetime(row.created_at))
+        .bind(datetime(row.updated_at))
+        .bind(row.check_at.map(datetime))
 }
 
 /// Every value of a row, in the order of the columns.
@@ -191,5 +249,6 @@ mod tests {
         let columns = columns!().split(',').count();
         assert_eq!(insert(3).matches('?').count(), 3 * columns);
         assert_eq!(UPDATE.matches('?').count(), columns - 6 + 2);
+        assert_eq!(insert_accepted(3).matches('?').count(), 3 * 7);
     }
 }
