@@ -16,9 +16,9 @@ use tracing::warn;
 use super::coalescer::Coalescer;
 use super::intake::Way;
 use super::lane::QUEUE;
-use super::store::TransactionStore;
 use super::store::mysql::{MySqlOptions, MySqlStore};
 use super::store::sqlite::SqliteStore;
+use super::store::{NewTransaction, TransactionStore};
 use crate::cache::Cache;
 use crate::config::{Config, QueueEngine, SqsConfig};
 use crate::timestamp;
@@ -109,7 +109,13 @@ impl Engine {
     pub fn way(&self) -> Way {
         match (&self.store, &self.queue) {
             (Store::Embedded(store, _), Messages::Embedded(queue)) => Way::OneCommit(store.clone(), queue.clone()),
-            _ => Way::RowThenMessage(Coalescer::new(self.store())),
+            _ => {
+                let store = self.store();
+                Way::RowThenMessage(Coalescer::new(move |rows: Vec<NewTransaction>| {
+                    let store = Arc::clone(&store);
+                    async move { store.accept(&rows).await }
+                }))
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use super::call::DirectRequest;
 use super::coalescer::Coalescer;
 use super::message::Envelope;
 use super::store::sqlite::SqliteStore;
-use super::store::{Accepted, IdempotencyKey, StoreError};
+use super::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
 use super::transaction::{FailedBy, Kind, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
@@ -38,7 +38,7 @@ pub enum Way {
     /// Both in one commit of the embedded engine.
     OneCommit(SqliteStore, SqliteQueue),
     /// The row, together with others, and then its message.
-    RowThenMessage(Coalescer),
+    RowThenMessage(Coalescer<NewTransaction, Accepted>),
 }
 
 /// What the client is told.
@@ -100,7 +100,7 @@ impl Intake {
                     told(id, stored.map_err(drop))?
                 }
                 Way::RowThenMessage(rows) => {
-                    let stored = timeout_at(deadline, rows.accept((*row, key))).await;
+                    let stored = timeout_at(deadline, rows.put((*row, key))).await;
                     let accepted = told(id, stored.map_err(drop))?;
                     if accepted == Accepted::Now {
                         self.queue(id, message, deadline).await?;

@@ -29,6 +29,7 @@ macro_rules! on_every_database {
 on_every_database! {
     a_row_is_read_back_as_it_was_written_in_every_state
     of_two_moves_from_one_version_one_is_stale
+    moves_made_at_once_each_have_their_own_answer
     a_relayer_transaction_belongs_to_one_row
     of_two_rows_that_want_one_record_at_once_one_gets_it
     ids_differ_by_case_and_by_a_space_at_the_end
@@ -90,6 +91,51 @@ async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 1, "a stale move leaves no step");
     let unknown = claim(&engines::row(1)).0;
     assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "there is no such row");
+}
+
+async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
+    fixture.bound("taken").await.unwrap();
+    let now = Timestamp::now();
+    fixture.store.keep_early(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
+    let mut moves = Vec::new();
+    for number in 0..40 {
+        let (row, token) = fixture.claimed().await;
+        let mut moved = match number % 8 {
+            5 => bind(&row, token, "taken"),
+            6 => row.release(token, "it was busy", now, &fixture.clocks).unwrap(),
+            _ => bind(&row, token, &format!("oz-{number}")),
+        };
+        if number % 8 == 7 {
+            moved.transaction.version += 1;
+        }
+        moves.push((row, moved));
+    }
+    // The same record for two rows: one of them gets it.
+    let (rival, token) = fixture.claimed().await;
+    let wanted = bind(&rival, token, "oz-0");
+    moves.push((rival, wanted));
+    let saves = moves.iter().map(|(_, moved)| fixture.store.save(moved));
+    let answers = futures::future::join_all(saves).await;
+    let mut conflicts = 0;
+    for (number, ((before, moved), answer)) in moves.iter().zip(answers).enumerate() {
+        let saved = match (number, number % 8, &answer) {
+            (0 | 40, _, Err(StoreError::Conflict { constraint: "relayer_transactions" })) => {
+                conflicts += 1;
+                false
+            }
+            (0 | 40, _, Ok(Saved::Yes { early: false })) => true,
+            (_, 5, Err(StoreError::Conflict { constraint: "relayer_transactions" })) => false,
+            (_, 7, Ok(Saved::Stale)) => false,
+            (3, _, Ok(Saved::Yes { early: true })) => true,
+            (_, 0..=4 | 6, Ok(Saved::Yes { early: false })) if number != 3 => true,
+            _ => panic!("{number}: {answer:?}"),
+        };
+        let now = if saved { &moved.transaction } else { before };
+        assert_eq!(fixture.store.get(before.id).await.unwrap().as_ref(), Some(now), "{number}");
+        let steps = 1 + if saved { moved.steps.len() } else { 0 };
+        assert_eq!(fixture.store.timeline(before.id).await.unwrap().len(), steps, "{number}");
+    }
+    assert_eq!(conflicts, 1);
 }
 
 async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {

@@ -10,6 +10,7 @@ mod columns;
 mod migrate;
 mod outcome;
 mod pool;
+mod save;
 
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ use super::{
     Accepted, Census, Due, Filter, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
     TransactionStore,
 };
+use crate::relay::coalescer::Coalescer;
 use crate::relay::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
@@ -37,6 +39,8 @@ pub use self::pool::MySqlOptions;
 #[derive(Clone)]
 pub struct MySqlStore {
     pool: Arc<Pool>,
+    /// Concurrent saves share a commit.
+    saves: Coalescer<Moved, Saved>,
 }
 
 /// How many relayer transactions one statement asks for.
@@ -47,7 +51,13 @@ impl MySqlStore {
     pub async fn open(options: &MySqlOptions) -> Result<Self, StoreError> {
         let pool = Pool::new(options)?;
         pool.read(work!(connection => migrate::check(connection).await)).await??;
-        Ok(Self { pool: Arc::new(pool) })
+        let pool = Arc::new(pool);
+        let saving = Arc::clone(&pool);
+        let saves = Coalescer::new(move |moves: Vec<Moved>| {
+            let pool = Arc::clone(&saving);
+            async move { save::save_many(&pool, &moves).await }
+        });
+        Ok(Self { pool, saves })
     }
 
     /// Brings the schema up to date, one process at a time; returns how many steps were taken.
@@ -171,33 +181,7 @@ impl TransactionStore for MySqlStore {
     }
 
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
-        let Moved { transaction, steps } = moved;
-        self.pool
-            .transact(work!(connection => {
-                // Says whether the version was the right one, and locks the row until the commit. The version always changes,
-                // so it makes no difference whether the server counts rows found (as sqlx asks it to) or rows changed.
-                let updated = bind_state(sqlx::query(columns::UPDATE), transaction)
-                    .bind(id(transaction.id))
-                    .bind(transaction.version - 1)
-                    .execute(&mut *connection)
-                    .await?;
-                if updated.rows_affected() == 0 {
-                    return Ok(End::Undo(Ok(Saved::Stale)));
-                }
-                let early = match owns_its_record(connection, transaction).await? {
-                    Record::Others => {
-                        return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
-                    }
-                    Record::TakenNow(error) => return Ok(End::Again(error)),
-                    Record::None | Record::Known => false,
-                    Record::New => has_early(connection, transaction).await?,
-                };
-                for step in steps {
-                    add_step(connection, transaction.id, step, transaction.updated_at).await?;
-                }
-                Ok(End::Keep(Saved::Yes { early }))
-            }))
-            .await
+        self.saves.put(moved.clone()).await
     }
 
     async fn note(&self, transaction: TransactionId, step: &Step, now: Timestamp) -> Result<(), StoreError> {
@@ -445,6 +429,36 @@ impl TransactionStore for MySqlStore {
         }));
         read.await.map(drop)
     }
+}
+
+/// Saves one move in a commit of its own.
+async fn save_one(pool: &Pool, moved: &Moved) -> Result<Saved, StoreError> {
+    let Moved { transaction, steps } = moved;
+    pool.transact(work!(connection => {
+        // Says whether the version was the right one, and locks the row until the commit. The version always changes,
+        // so it makes no difference whether the server counts rows found (as sqlx asks it to) or rows changed.
+        let updated = bind_state(sqlx::query(columns::UPDATE), transaction)
+            .bind(id(transaction.id))
+            .bind(transaction.version - 1)
+            .execute(&mut *connection)
+            .await?;
+        if updated.rows_affected() == 0 {
+            return Ok(End::Undo(Ok(Saved::Stale)));
+        }
+        let early = match owns_its_record(connection, transaction).await? {
+            Record::Others => {
+                return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
+            }
+            Record::TakenNow(error) => return Ok(End::Again(error)),
+            Record::None | Record::Known => false,
+            Record::New => has_early(connection, transaction).await?,
+        };
+        for step in steps {
+            add_step(connection, transaction.id, step, transaction.updated_at).await?;
+        }
+        Ok(End::Keep(Saved::Yes { early }))
+    }))
+    .await
 }
 
 /// Whose the relayer transaction is that a row is bound to.

@@ -146,7 +146,7 @@ pub(super) async fn insert_rows(
 }
 
 /// Pieces whose sizes are powers of two: a statement is prepared once for each size, and there are few of them.
-fn chunks<T>(mut rest: &[T]) -> impl Iterator<Item = &[T]> {
+pub(super) fn chunks<T>(mut rest: &[T]) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let size = 1 << rest.len().min(ROWS_MAX).checked_ilog2()?;
         let (some, left) = rest.split_at(size);
@@ -170,7 +170,7 @@ fn unanswered() -> StoreError {
 }
 
 /// The same failure for one more caller.
-fn same(failure: &Arc<StoreError>) -> StoreError {
+pub(super) fn same(failure: &Arc<StoreError>) -> StoreError {
     let source = Box::new(Arc::clone(failure));
     match **failure {
         StoreError::Unavailable(_) => StoreError::Unavailable(source),

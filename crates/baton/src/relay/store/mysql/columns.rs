@@ -35,6 +35,24 @@ pub(super) const UPDATE: &str = "UPDATE transactions SET status = ?, version = ?
      auto_replayed = ?, avoid_relayer = ?, failed_by = ?, error_message = ?, result = ?, check_at = ? \
      WHERE id = ? AND version = ?";
 
+/// The same for many rows, which must be there and locked: as an insert that finds each of them. Takes the id and
+/// [`bind_state`] of each. What never changes is filled in with anything, and left alone.
+pub(super) fn update_many(rows: usize) -> String {
+    let names: Vec<&str> = columns!().split(", ").collect();
+    let state = &names[UNCHANGING..];
+    let row = format!("(?, '', '{{}}', 0, '', '2000-01-01', {})", vec!["?"; state.len()].join(", "));
+    let values = vec![row.as_str(); rows].join(", ");
+    let updates: Vec<String> = state.iter().map(|name| format!("{name} = VALUES({name})")).collect();
+    let updates = updates.join(", ");
+    format!(
+        concat!("INSERT INTO transactions (", columns!(), ") VALUES {} ON DUPLICATE KEY UPDATE {}"),
+        values, updates
+    )
+}
+
+/// How many of [`columns`] no move changes; they come first.
+const UNCHANGING: usize = 6;
+
 /// An insert of so many rows; takes [`bind_row`] of each.
 pub(super) fn insert(rows: usize) -> String {
     const ROW: &str =
@@ -248,7 +266,8 @@ mod tests {
     fn an_insert_has_as_many_places_as_columns() {
         let columns = columns!().split(',').count();
         assert_eq!(insert(3).matches('?').count(), 3 * columns);
-        assert_eq!(UPDATE.matches('?').count(), columns - 6 + 2);
+        assert_eq!(UPDATE.matches('?').count(), columns - UNCHANGING + 2);
+        assert_eq!(update_many(2).matches('?').count(), 2 * (columns - UNCHANGING + 1));
         assert_eq!(insert_accepted(3).matches('?').count(), 3 * 7);
     }
 }

@@ -1,0 +1,264 @@
+//! Moves of many rows in one commit: a commit is a write to the disk, and waiting for it is most of what a save costs.
+//! Each move has its own answer; those that are stale or in conflict change nothing, and the others go on without them.
+//!
+//! The rows are locked in the order of their ids, so two groups do not wait for each other.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::accept::{chunks, same};
+use super::columns::{bind_state, datetime, id, update_many};
+use super::outcome::{End, is_duplicate, is_in_the_values, work};
+use super::pool::Pool;
+use super::save_one;
+use crate::relay::store::row::timeline_max;
+use crate::relay::store::{RELAYER_TX_ID_UNIQUE, Saved, StoreError};
+use crate::relay::transaction::{Moved, Transaction, TransactionId};
+
+/// More than this in one group, and each row is saved by itself: a server takes statements of 16 MiB.
+const BYTES_MAX: usize = 4 << 20;
+
+/// Saves moves, all in one commit.
+pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError>> {
+    if moves.len() == 1 || moves.iter().map(size_bytes).sum::<usize>() > BYTES_MAX {
+        return save_each(pool, moves).await;
+    }
+    match save(pool, moves).await {
+        Ok(Group::Saved(answers)) => answers.into_iter().map(Answer::into_result).collect(),
+        Ok(Group::AtFault) => save_each(pool, moves).await,
+        Err(failure) => {
+            let failure = Arc::new(failure);
+            moves.iter().map(|_| Err(same(&failure))).collect()
+        }
+    }
+}
+
+async fn save_each(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError>> {
+    let mut answers = Vec::with_capacity(moves.len());
+    for moved in moves {
+        answers.push(save_one(pool, moved).await);
+    }
+    answers
+}
+
+enum Group {
+    Saved(Vec<Answer>),
+    /// Nothing was saved, because of somebody's values and not of the server.
+    AtFault,
+}
+
+/// What became of one of a group.
+#[derive(Clone, Copy)]
+enum Answer {
+    Saved(Saved),
+    /// The record that it is to be bound to is another row's.
+    Conflict,
+}
+
+impl Answer {
+    fn into_result(self) -> Result<Saved, StoreError> {
+        match self {
+            Self::Saved(saved) => Ok(saved),
+            Self::Conflict => Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE }),
+        }
+    }
+}
+
+async fn save(pool: &Pool, moves: &[Moved]) -> Result<Group, StoreError> {
+    pool.transact(work!(connection => match store(connection, moves).await {
+        Ok(answers) => Ok(End::Keep(Group::Saved(answers))),
+        // Somebody else took a record, and has committed.
+        Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
+        Err(error) if is_in_the_values(&error) => Ok(End::Undo(Ok(Group::AtFault))),
+        Err(error) => Err(error),
+    }))
+    .await
+}
+
+async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<Answer>, sqlx::Error> {
+    let versions = lock(connection, moves).await?;
+    let mut answers = vec![Answer::Saved(Saved::Stale); moves.len()];
+    let (mut due, mut taken) = (Vec::new(), HashSet::new());
+    for (place, moved) in moves.iter().enumerate() {
+        let row = &moved.transaction;
+        // Of two moves of one row in a group the second is stale by the first.
+        if versions.get(&row.id) == Some(&(row.version - 1)) && taken.insert(row.id) {
+            due.push(place);
+        }
+    }
+    let records = take_records(connection, moves, &due).await?;
+    due.retain(|place| match records.get(place) {
+        Some(Record::Others) => {
+            answers[*place] = Answer::Conflict;
+            false
+        }
+        record => {
+            let early = matches!(record, Some(Record::New { early: true }));
+            answers[*place] = Answer::Saved(Saved::Yes { early });
+            true
+        }
+    });
+    for some in chunks(&due) {
+        let mut statement = sqlx::query(AssertSqlSafe(update_many(some.len())));
+        for place in some {
+            let row = &moves[*place].transaction;
+            statement = bind_state(statement.bind(id(row.id)), row);
+        }
+        statement.execute(&mut *connection).await?;
+    }
+    add_steps(connection, moves, &due).await?;
+    Ok(answers)
+}
+
+/// Locks the rows; the version of each.
+async fn lock(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<HashMap<TransactionId, u64>, sqlx::Error> {
+    let ids: Vec<String> = moves.iter().map(|moved| id(moved.transaction.id)).collect();
+    let places = places(ids.len());
+    let sql = format!("SELECT id, version FROM transactions WHERE id IN ({places}) ORDER BY id FOR UPDATE");
+    let rows = bind_padded(&sql, &ids).fetch_all(connection).await?;
+    let version = |row: &sqlx::mysql::MySqlRow| -> Result<_, sqlx::Error> {
+        let text: String = row.try_get(0)?;
+        let id = super::parse_id(&text).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
+        Ok((id, row.try_get(1)?))
+    };
+    rows.iter().map(version).collect()
+}
+
+/// Whose the relayer transaction is that a row is bound to.
+enum Record {
+    /// Its own, as of now. `early`: webhooks have spoken of it already.
+    New { early: bool },
+    /// Its own, as before.
+    Known,
+    /// Another row's.
+    Others,
+}
+
+/// Makes each bound row the owner of its record, if that is nobody's. By the place of the move.
+async fn take_records(
+    connection: &mut MySqlConnection,
+    moves: &[Moved],
+    due: &[usize],
+) -> Result<HashMap<usize, Record>, sqlx::Error> {
+    let bound: Vec<(usize, &Transaction, &String)> = due
+        .iter()
+        .filter_map(|place| {
+            let row = &moves[*place].transaction;
+            Some((*place, row, &row.binding.as_ref()?.tx_id.0))
+        })
+        .collect();
+    let mut records = HashMap::new();
+    if bound.is_empty() {
+        return Ok(records);
+    }
+    let names: Vec<String> = bound.iter().map(|(_, _, tx_id)| (*tx_id).clone()).collect();
+    let places_asked = places(names.len());
+    let sql = format!(
+        "SELECT relayer_tx_id, transaction_id FROM relayer_transactions WHERE relayer_tx_id IN ({places_asked})"
+    );
+    let mut owners: HashMap<Vec<u8>, String> = HashMap::new();
+    for row in bind_padded(&sql, &names).fetch_all(&mut *connection).await? {
+        owners.insert(row.try_get(0)?, row.try_get(1)?);
+    }
+    let mut new = Vec::new();
+    for (place, row, tx_id) in &bound {
+        let record = match owners.get(tx_id.as_bytes()) {
+            Some(owner) if super::parse_id(owner) == Some(row.id) => Record::Known,
+            Some(_) => Record::Others,
+            None => {
+                owners.insert(tx_id.as_bytes().to_vec(), id(row.id));
+                new.push((id(row.id), (*tx_id).clone()));
+                Record::New { early: false }
+            }
+        };
+        records.insert(*place, record);
+    }
+    for some in chunks(&new) {
+        let values = vec!["(?, ?)"; some.len()].join(", ");
+        let sql = format!("INSERT INTO relayer_transactions (transaction_id, relayer_tx_id) VALUES {values}");
+        let mut statement = sqlx::query(AssertSqlSafe(sql));
+        for (row, tx_id) in some {
+            statement = statement.bind(row).bind(tx_id);
+        }
+        statement.execute(&mut *connection).await?;
+    }
+    // After the records are locked: whoever keeps a webhook for one of them waits for this commit.
+    let names: Vec<String> = new.into_iter().map(|(_, tx_id)| tx_id).collect();
+    if !names.is_empty() {
+        let places_asked = places(names.len());
+        let sql = format!("SELECT DISTINCT relayer_tx_id FROM early_webhooks WHERE relayer_tx_id IN ({places_asked})");
+        let rows = bind_padded(&sql, &names).fetch_all(connection).await?;
+        let early = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<Vec<u8>>, _>>()?;
+        for (place, _, tx_id) in &bound {
+            if let Some(Record::New { early: seen }) = records.get_mut(place) {
+                *seen = early.contains(tx_id.as_bytes());
+            }
+        }
+    }
+    Ok(records)
+}
+
+/// Writes the steps of these moves into their timelines, numbered under the rows' locks.
+async fn add_steps(connection: &mut MySqlConnection, moves: &[Moved], due: &[usize]) -> Result<(), sqlx::Error> {
+    let ids: Vec<String> = due
+        .iter()
+        .filter(|place| !moves[**place].steps.is_empty())
+        .map(|place| id(moves[*place].transaction.id))
+        .collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let places = places(ids.len());
+    let sql = format!(
+        "SELECT transaction_id, MAX(seq) FROM timeline WHERE transaction_id IN ({places}) GROUP BY transaction_id"
+    );
+    let mut last: HashMap<String, u32> = HashMap::new();
+    for row in bind_padded(&sql, &ids).fetch_all(&mut *connection).await? {
+        last.insert(row.try_get(0)?, row.try_get(1)?);
+    }
+    let mut lines = Vec::new();
+    for place in due {
+        let Moved { transaction, steps } = &moves[*place];
+        let row = id(transaction.id);
+        let seq = last.entry(row.clone()).or_insert(0);
+        for step in steps.iter() {
+            if *seq < timeline_max(step) {
+                *seq += 1;
+                lines.push((row.clone(), *seq, transaction.updated_at, step));
+            }
+        }
+    }
+    for some in chunks(&lines) {
+        let values = vec!["(?, ?, ?, ?, ?)"; some.len()].join(", ");
+        let sql = format!("INSERT INTO timeline (transaction_id, seq, at, action, detail) VALUES {values}");
+        let mut statement = sqlx::query(AssertSqlSafe(sql));
+        for (row, seq, at, step) in some {
+            statement = statement.bind(row).bind(seq).bind(datetime(*at)).bind(step.action).bind(&step.detail);
+        }
+        statement.execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Places for so many values, rounded up to a power of two: a statement is prepared once for each size.
+fn places(count: usize) -> String {
+    vec!["?"; count.next_power_of_two()].join(", ")
+}
+
+/// The last value fills up the places.
+fn bind_padded<'q>(sql: &'q str, values: &'q [String]) -> super::Statement<'q> {
+    let padded = values.iter().chain(std::iter::repeat(values.last().expect("there is at least one")));
+    let count = values.len().next_power_of_two();
+    padded.take(count).fold(sqlx::query(AssertSqlSafe(sql)), |statement, value| statement.bind(value))
+}
+
+/// About how much of a statement a move takes up.
+fn size_bytes(moved: &Moved) -> usize {
+    let Moved { transaction, steps } = moved;
+    let result = transaction.result.as_ref().map_or(0, |result| result.to_string().len());
+    let error = transaction.error_message.as_ref().map_or(0, String::len);
+    let details: usize = steps.iter().map(|step| step.detail.len()).sum();
+    1024 + result + error + details
+}
