@@ -74,6 +74,8 @@ impl Engine {
                 set("RELAY_QUEUE", "rabbitmq".to_owned());
                 set("RELAY_QUEUE_NAME", name);
                 set("RABBITMQ_URL", server("BATON_TEST_AMQP_URL"));
+                // Its queues have one name on a broker, which other tests share.
+                set("USERS_QUEUE", "embedded".to_owned());
             }
         }
         setup.database = Some(database);

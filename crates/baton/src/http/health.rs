@@ -8,22 +8,44 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
 use metrics_exporter_prometheus::PrometheusHandle;
+use pipeline::{Depth, Queue, QueueError};
 use serde_json::{Value, json};
 
 use crate::relay::book::Book;
 use crate::relay::relayer::pool::Pool;
+use crate::users::store::UserStore;
 
 /// What is looked at.
 #[derive(Clone)]
 pub struct HealthState {
     /// The name of this service.
     pub service: &'static str,
+    /// The relay lane, if this service works on it.
+    pub relay: Option<RelayHealth>,
+    /// The users lane, if this service works on it.
+    pub users: Option<UsersHealth>,
+    /// The metrics of this process.
+    pub metrics: PrometheusHandle,
+}
+
+/// The relay lane.
+#[derive(Clone)]
+pub struct RelayHealth {
     /// Store and queue.
     pub book: Arc<Book>,
     /// The relayers, as this process sees them.
     pub pool: Arc<Pool>,
-    /// The metrics of this process.
-    pub metrics: PrometheusHandle,
+}
+
+/// The users lane.
+#[derive(Clone)]
+pub struct UsersHealth {
+    /// Where users go.
+    pub store: Arc<dyn UserStore>,
+    /// Where messages go.
+    pub queue: Arc<dyn Queue>,
+    /// Whether this service writes rows; one that does not can do its work without the store.
+    pub consumes: bool,
 }
 
 /// The routes.
@@ -37,67 +59,112 @@ pub fn routes(state: HealthState) -> Router {
 }
 
 async fn ready(State(state): State<HealthState>) -> Response {
-    match state.book.store.ping().await {
-        Ok(()) => Json(json!({ "status": "ready" })).into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" }))).into_response(),
+    let mut ready = true;
+    if let Some(relay) = &state.relay {
+        ready &= relay.book.store.ping().await.is_ok();
+    }
+    if let Some(users) = &state.users {
+        ready &= users.queue.depth().await.is_ok();
+        ready &= !users.consumes || users.store.ping().await.is_ok();
+    }
+    match ready {
+        true => Json(json!({ "status": "ready" })).into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" }))).into_response(),
     }
 }
 
 async fn health(State(state): State<HealthState>) -> Response {
-    let census = state.book.store.census().await;
-    let depth = state.book.queue.depth().await;
-    let cache = state.book.cache.ping().await;
-    let relayers = state.pool.view();
-    let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
-    let well = census.is_ok() && depth.is_ok() && able > 0;
+    let mut well = true;
+    let mut parts = serde_json::Map::new();
+    if let Some(relay) = &state.relay {
+        well &= relay.look(&mut parts).await;
+    }
+    if let Some(users) = &state.users {
+        let (is_well, shown) = users.look().await;
+        well &= is_well;
+        parts.insert("users".to_owned(), shown);
+    }
     let body = json!({
         "status": if well { "ok" } else { "degraded" },
         "service": state.service,
         "version": env!("CARGO_PKG_VERSION"),
-        "parts": {
-            "store": match &census {
-                Ok(census) => json!({
-                    "status": "ok",
-                    "open": census.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
-                        .collect::<serde_json::Map<_, _>>(),
-                    "claims": census.claims,
-                    "outcomeUnknown": census.claims_in_doubt,
-                    "forgottenByRelayer": census.forgotten,
-                }),
-                Err(_) => json!({ "status": "unavailable" }),
-            },
-            "queue": match &depth {
-                Ok(depth) => json!({
-                    "status": "ok",
-                    "ready": depth.ready,
-                    "inFlight": depth.in_flight,
-                    "delayed": depth.delayed,
-                    "dead": depth.dead,
-                    "oldestAgeSeconds": depth.oldest_age.map(|age| age.as_secs_f64()),
-                }),
-                Err(_) => json!({ "status": "unavailable" }),
-            },
-            // Never the reason for being unwell: without it the database answers.
-            "cache": { "status": match cache {
-                None => "in process",
-                Some(true) => "ok",
-                Some(false) => "unavailable",
-            } },
-            "relayers": {
-                "status": if able > 0 { "ok" } else { "unavailable" },
-                "able": able,
-                "each": relayers.iter().map(|relayer| json!({
-                    "url": relayer.url.0,
-                    "status": relayer.passed_over.map_or("ok", |reason| reason.name()),
-                    "healthKnown": relayer.known,
-                    "breaker": relayer.breaker,
-                    "inFlight": relayer.load,
-                })).collect::<Value>(),
-            },
-        },
+        "parts": parts,
     });
     let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
+}
+
+impl RelayHealth {
+    /// Adds the lane's parts; whether all is well with them.
+    async fn look(&self, parts: &mut serde_json::Map<String, Value>) -> bool {
+        let census = self.book.store.census().await;
+        let depth = self.book.queue.depth().await;
+        let cache = self.book.cache.ping().await;
+        let relayers = self.pool.view();
+        let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
+        let store = match &census {
+            Ok(census) => json!({
+                "status": "ok",
+                "open": census.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
+                    .collect::<serde_json::Map<_, _>>(),
+                "claims": census.claims,
+                "outcomeUnknown": census.claims_in_doubt,
+                "forgottenByRelayer": census.forgotten,
+            }),
+            Err(_) => json!({ "status": "unavailable" }),
+        };
+        parts.insert("store".to_owned(), store);
+        parts.insert("queue".to_owned(), show_queue(&depth));
+        // Never the reason for being unwell: without it the database answers.
+        let cache = match cache {
+            None => "in process",
+            Some(true) => "ok",
+            Some(false) => "unavailable",
+        };
+        parts.insert("cache".to_owned(), json!({ "status": cache }));
+        let each = relayers.iter().map(|relayer| {
+            json!({
+                "url": relayer.url.0,
+                "status": relayer.passed_over.map_or("ok", |reason| reason.name()),
+                "healthKnown": relayer.known,
+                "breaker": relayer.breaker,
+                "inFlight": relayer.load,
+            })
+        });
+        let status = if able > 0 { "ok" } else { "unavailable" };
+        parts.insert("relayers".to_owned(), json!({ "status": status, "able": able, "each": each.collect::<Value>() }));
+        census.is_ok() && depth.is_ok() && able > 0
+    }
+}
+
+impl UsersHealth {
+    async fn look(&self) -> (bool, Value) {
+        let (ping, aside) = tokio::join!(self.store.ping(), self.store.count_set_aside());
+        let depth = self.queue.depth().await;
+        let well = ping.is_ok() && aside.is_ok() && depth.is_ok();
+        let store = match (&ping, &aside) {
+            (Ok(()), Ok(count)) => json!({ "status": "ok", "setAside": count }),
+            (Err(failure), _) | (_, Err(failure)) => {
+                json!({ "status": "unavailable", "trouble": failure.trouble.name() })
+            }
+        };
+        let status = if well { "ok" } else { "unavailable" };
+        (well, json!({ "status": status, "store": store, "queue": show_queue(&depth) }))
+    }
+}
+
+fn show_queue(depth: &Result<Depth, QueueError>) -> Value {
+    match depth {
+        Ok(depth) => json!({
+            "status": "ok",
+            "ready": depth.ready,
+            "inFlight": depth.in_flight,
+            "delayed": depth.delayed,
+            "dead": depth.dead,
+            "oldestAgeSeconds": depth.oldest_age.map(|age| age.as_secs_f64()),
+        }),
+        Err(_) => json!({ "status": "unavailable" }),
+    }
 }
 
 async fn metrics(State(state): State<HealthState>) -> Response {
