@@ -59,6 +59,16 @@ impl Lanes {
         tokio::join!(relay, users);
     }
 
+    /// Says goodbye to the queues: an acknowledgement that is still on its way would be lost with the connection.
+    async fn close(&self) {
+        if let Some(lane) = &self.relay {
+            lane.book.queue.close().await;
+        }
+        if let Some(lane) = &self.users {
+            lane.queue.close().await;
+        }
+    }
+
     fn health(&self, service: Service, metrics: PrometheusHandle) -> HealthState {
         let relay = self.relay.as_ref().map(|lane| {
             let (book, pool) = (Arc::clone(&lane.book), Arc::clone(&lane.pool));
@@ -105,6 +115,7 @@ pub async fn run_parts(
         drained.cancel();
     };
     tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lanes.watch(&drained), upkeep);
+    lanes.close().await;
     info!(action = "stopped", "{} stopped", service.name());
     Ok(ExitCode::SUCCESS)
 }

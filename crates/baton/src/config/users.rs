@@ -44,7 +44,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     var("USERS_DATABASE_TIMEOUT_MS", "10000", "how long one call to it may take"),
     var("USERS_QUEUE", "", "`embedded`, `sqs` or `rabbitmq`; unset: RabbitMQ if its URL is set, else embedded"),
     var("USERS_QUEUE_NAME", "raffle", "what the names on RabbitMQ begin with: NAME_exchange, NAME_queue, NAME_dlq, …"),
-    var("USERS_SQS_QUEUE_URL", "", "the lane's queue on SQS, with USERS_QUEUE=sqs"),
+    var("USERS_SQS_QUEUE_URL", "", "the lane's queue, if USERS_QUEUE is `sqs`"),
     var("USERS_SQS_DLQ_URL", "", "its dead-letter queue"),
     var("RETRY_TTL_MS", "10000", "how long a message waits for another round after database trouble"),
     var("MAX_RETRIES", "3", "rounds before the dead-letter queue"),

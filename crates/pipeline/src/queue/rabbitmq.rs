@@ -403,6 +403,10 @@ impl Queue for RabbitMqQueue {
     async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>> {
         self.change_dead(ids, DeadChange::Discard).await
     }
+
+    async fn close(&self) {
+        RabbitMqQueue::close(self).await;
+    }
 }
 
 impl Shared {

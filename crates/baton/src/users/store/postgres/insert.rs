@@ -88,7 +88,7 @@ async fn sift<'u>(
     Ok(new)
 }
 
-/// The suspect and the rest, or two halves; the last one is tried first.
+/// The rest and the suspect, or two halves; the last one in the list is tried first.
 fn split<'u>(rows: &[(usize, &'u User)], error: &sqlx::Error, hints: &mut usize) -> Vec<Vec<(usize, &'u User)>> {
     let suspect = if *hints < HINTS_MAX { suspect(rows, error) } else { None };
     match suspect {
@@ -96,7 +96,8 @@ fn split<'u>(rows: &[(usize, &'u User)], error: &sqlx::Error, hints: &mut usize)
         Some(place) => {
             *hints += 1;
             let rest = rows[..place].iter().chain(&rows[place + 1..]).copied().collect();
-            vec![rest, vec![rows[place]]]
+            // Last, so that of two that exclude each other the first one stays.
+            vec![vec![rows[place]], rest]
         }
         None => {
             let (left, right) = rows.split_at(rows.len() / 2);
