@@ -270,3 +270,34 @@ async fn a_database_that_is_away_for_longer_than_all_rounds_gets_every_row_in_th
     stand.until_quiet(SOON).await;
     assert_eq!(stand.count().await, (50, 50, 0));
 }
+
+/// Either lane runs on any queue: this one on SQS, with its rows in a file.
+#[tokio::test]
+async fn the_lane_runs_on_sqs_too() {
+    let endpoint = harness::engine::server("BATON_TEST_SQS_URL");
+    let name = format!("baton-{}", Uuid::new_v4().simple());
+    let mut stand = Plan::embedded()
+        .env("USERS_QUEUE", "sqs")
+        .env("USERS_SQS_QUEUE_URL", format!("{endpoint}/000000000000/{name}"))
+        .env("USERS_SQS_DLQ_URL", format!("{endpoint}/000000000000/{name}-dlq"))
+        .env("SQS_ENDPOINT_URL", &endpoint)
+        .env("AWS_ACCESS_KEY_ID", "test")
+        .env("AWS_SECRET_ACCESS_KEY", "test")
+        .env("QUEUE_AUTO_CREATE", "true")
+        .start()
+        .await;
+    let ids = futures::future::join_all((0..25).map(|number| stand.enrol(number))).await;
+    // Two users under one key: the second is refused, and set aside by way of the dead letters.
+    for number in [98, 99] {
+        assert_eq!(stand.post(&user(number), Some("one key")).await.0, 200);
+    }
+    stand.add_consumer().await;
+    for id in &ids {
+        stand.until_enrolled(id).await;
+    }
+    let base = stand.consumers[0].1.clone();
+    eventually(SOON, "it to be set aside", || async {
+        (stand.health(&base).await["store"]["setAside"] == 1).then_some(())
+    })
+    .await;
+}
