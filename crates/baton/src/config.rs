@@ -3,6 +3,8 @@
 //! [`Config::from_vars`] takes a lookup function, so tests pass a map; it reports every bad variable at once. What is
 //! not set is embedded, under `BATON_DATA_DIR`.
 
+mod users;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,6 +19,7 @@ use crate::relay::call::parse_amount;
 use crate::relay::report::Mode;
 use crate::relay::routing::RoutingSettings;
 use crate::relay::transaction::Clocks;
+pub use users::UsersConfig;
 
 /// Text that must not be shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -43,23 +46,61 @@ impl fmt::Debug for Secret {
 /// Which service is starting: they need different things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
-    /// API and consumer in one process.
+    /// Both lanes, API and consumer, in one process.
     Serve,
-    /// The API alone.
+    /// The relay API alone.
     RelayApi,
-    /// The consumer alone.
+    /// The relay consumer alone.
     QueueConsumer,
+    /// The users API alone.
+    UsersApi,
+    /// The users consumer alone.
+    UsersConsumer,
     /// An operator's command on the data: needs no keys.
     Command,
 }
 
 impl Service {
-    fn has_api(self) -> bool {
-        matches!(self, Self::Serve | Self::RelayApi)
+    /// Whether clients call it.
+    pub fn has_api(self) -> bool {
+        matches!(self, Self::Serve | Self::RelayApi | Self::UsersApi)
     }
 
-    fn has_relayers(self) -> bool {
-        !matches!(self, Self::Command)
+    /// Whether it works on the relay lane.
+    pub fn has_relay(self) -> bool {
+        matches!(self, Self::Serve | Self::RelayApi | Self::QueueConsumer)
+    }
+
+    /// Whether it works on the users lane.
+    pub fn has_users(self) -> bool {
+        matches!(self, Self::Serve | Self::UsersApi | Self::UsersConsumer)
+    }
+
+    /// Whether it takes messages.
+    pub fn consumes(self) -> bool {
+        matches!(self, Self::Serve | Self::QueueConsumer | Self::UsersConsumer)
+    }
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Serve => "serve",
+            Self::RelayApi => "relay-api",
+            Self::QueueConsumer => "queue-consumer",
+            Self::UsersApi => "users-api",
+            Self::UsersConsumer => "users-consumer",
+            Self::Command => "command",
+        }
+    }
+
+    /// Where it listens unless told otherwise: all of them fit on one machine.
+    fn port(self) -> u16 {
+        match self {
+            Self::QueueConsumer => 3001,
+            Self::UsersApi => 3002,
+            Self::UsersConsumer => 3003,
+            Self::Serve | Self::RelayApi | Self::Command => 3000,
+        }
     }
 }
 
@@ -74,6 +115,8 @@ pub struct Config {
     pub engine: EngineConfig,
     /// The relay lane.
     pub relay: RelayConfig,
+    /// The users lane.
+    pub users: UsersConfig,
     /// Logs.
     pub log: LogConfig,
 }
@@ -117,7 +160,7 @@ pub enum QueueEngine {
     RabbitMq {
         /// `RABBITMQ_URL`.
         url: Secret,
-        /// `RELAY_QUEUE_NAME`.
+        /// `RELAY_QUEUE_NAME` or `USERS_QUEUE_NAME`.
         queue: String,
     },
 }
@@ -125,9 +168,9 @@ pub enum QueueEngine {
 /// AWS SQS.
 #[derive(Debug, Clone)]
 pub struct SqsConfig {
-    /// `SQS_QUEUE_URL`.
+    /// `SQS_QUEUE_URL` or `USERS_SQS_QUEUE_URL`.
     pub queue_url: Url,
-    /// `SQS_DLQ_URL`.
+    /// `SQS_DLQ_URL` or `USERS_SQS_DLQ_URL`.
     pub dlq_url: Url,
     /// `SQS_ENDPOINT_URL` with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`; without it the default credential chain.
     pub endpoint: Option<SqsEndpoint>,
@@ -230,8 +273,13 @@ pub struct Variable {
 const KEY_NAME_LENGTH_MAX: usize = 255;
 const RELAYER_URL_LENGTH_MAX: usize = 512;
 
-/// Every variable, in the order of the documentation.
-pub const VARIABLES: &[Variable] = &[
+/// Every variable: those below, then the users lane's.
+pub fn variables() -> impl Iterator<Item = &'static Variable> {
+    VARIABLES.iter().chain(users::VARIABLES)
+}
+
+/// In the order of the documentation.
+const VARIABLES: &[Variable] = &[
     var("BATON_DATA_DIR", "./.baton", "where the embedded engine keeps its files"),
     var("DATABASE_URL", "", "mysql://user:password@host:port/database: the relay store; unset: embedded"),
     var("DATABASE_CONNECTIONS", "16", "connections to it, at most"),
@@ -251,7 +299,7 @@ pub const VARIABLES: &[Variable] = &[
     var("AWS_REGION", "ap-northeast-2", "the region of the queues"),
     var("RABBITMQ_URL", "", "amqp://user:password@host:port/vhost"),
     var("HOST", "127.0.0.1", "address to listen on; 0.0.0.0 in a container"),
-    var("PORT", "3000", "port to listen on (queue-consumer: 3001)"),
+    var("PORT", "3000", "port to listen on (queue-consumer: 3001, users-api: 3002, users-consumer: 3003)"),
     var("RELAY_API_KEY", "", "one API key, named `default`; required by the API unless RELAY_API_KEYS is set"),
     var("RELAY_API_KEYS", "", "several API keys as name:sha256hex pairs, separated by commas"),
     var("BODY_BYTES_MAX", "262144", "the largest request body, in bytes"),
@@ -325,12 +373,11 @@ impl Config {
     pub fn from_vars(service: Service, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let mut vars = Vars { lookup: &lookup, problems: Vec::new() };
         let engine = vars.engine();
-        let port_default = if service == Service::QueueConsumer { 3001 } else { 3000 };
         let host = vars.parsed("HOST", IpAddr::V4(Ipv4Addr::LOCALHOST), "an IP address");
-        let port = vars.parsed("PORT", port_default, "a port number from 0 to 65535");
+        let port = vars.parsed("PORT", service.port(), "a port number from 0 to 65535");
         let api_keys = vars.api_keys(service.has_api());
-        let relayers = vars.relayers(service.has_relayers());
-        let webhook_key = vars.webhook_key(service.has_api());
+        let relayers = vars.relayers(service.has_relay());
+        let webhook_key = vars.webhook_key(service.has_api() && service.has_relay());
         let submit_timeout = vars.millis("RELAYER_SUBMIT_TIMEOUT_MS");
         // What existing queues of the other engines are set to.
         let queue_lease = match (vars.text("QUEUE_LEASE_MS"), &engine.relay_queue) {
@@ -395,6 +442,7 @@ impl Config {
                     report_lifetime: health_interval * 3,
                 },
             },
+            users: vars.users(),
             log: LogConfig {
                 json: vars.log_json(),
                 level: vars.text("LOG_LEVEL").unwrap_or_else(|| "info".to_owned()),
@@ -438,7 +486,7 @@ impl Vars<'_> {
 
     /// The default that the documentation shows.
     fn default_number(name: &str) -> u64 {
-        let variable = VARIABLES.iter().find(|variable| variable.name == name);
+        let variable = variables().find(|variable| variable.name == name);
         variable.and_then(|variable| variable.default.parse().ok()).unwrap_or(0)
     }
 
@@ -483,7 +531,10 @@ impl Vars<'_> {
         let inferred = if self.text("SQS_QUEUE_URL").is_some() { "sqs" } else { "embedded" };
         match asked.as_deref().unwrap_or(inferred) {
             "embedded" => QueueEngine::Embedded,
-            "sqs" => self.sqs().map_or(QueueEngine::Embedded, |sqs| QueueEngine::Sqs(Box::new(sqs))),
+            "sqs" => {
+                let sqs = self.sqs("SQS_QUEUE_URL", "SQS_DLQ_URL", "the relay lane's queue is SQS");
+                sqs.map_or(QueueEngine::Embedded, |sqs| QueueEngine::Sqs(Box::new(sqs)))
+            }
             "rabbitmq" => match self.required_url("RABBITMQ_URL", &["amqp", "amqps"], "RELAY_QUEUE is rabbitmq") {
                 Some(url) => QueueEngine::RabbitMq {
                     url: Secret(url.to_string()),
@@ -498,10 +549,9 @@ impl Vars<'_> {
         }
     }
 
-    fn sqs(&mut self) -> Option<SqsConfig> {
-        let why = "the relay lane's queue is SQS";
-        let queue_url = self.required_url("SQS_QUEUE_URL", &["http", "https"], why);
-        let dlq_url = self.required_url("SQS_DLQ_URL", &["http", "https"], why);
+    fn sqs(&mut self, queue: &str, dlq: &str, why: &str) -> Option<SqsConfig> {
+        let queue_url = self.required_url(queue, &["http", "https"], why);
+        let dlq_url = self.required_url(dlq, &["http", "https"], why);
         let endpoint = self.url("SQS_ENDPOINT_URL", &["http", "https"]).and_then(|url| {
             let mut key = |name: &str| {
                 let value = self.text(name);
@@ -801,7 +851,7 @@ mod tests {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let example = std::fs::read_to_string(format!("{root}/.env.example")).unwrap();
         let page = std::fs::read_to_string(format!("{root}/docs/operations/configuration.md")).unwrap();
-        for variable in VARIABLES {
+        for variable in variables() {
             let in_example = example.lines().any(|line| {
                 line.trim_start_matches("# ").starts_with(&format!("{}={}", variable.name, variable.default))
             });
@@ -813,7 +863,7 @@ mod tests {
             );
             assert!(page.contains(&row), "configuration.md lacks {row}");
         }
-        let known: Vec<_> = VARIABLES.iter().map(|variable| variable.name).collect();
+        let known: Vec<_> = variables().map(|variable| variable.name).collect();
         for line in example.lines().filter(|line| line.contains('=')) {
             let name = line.trim_start_matches("# ").split('=').next().unwrap();
             assert!(known.contains(&name), ".env.example has the unknown {name}");

@@ -53,10 +53,14 @@ pub fn transaction_id(letter: &DeadLetter) -> Option<TransactionId> {
 impl Selection {
     fn takes(&self, letter: &DeadLetter) -> bool {
         let about = transaction_id(letter).map(|id| id.to_string());
-        let by_id = self.ids.is_empty()
-            || self.ids.iter().any(|id| *id == letter.id.0 || Some(id.as_str()) == about.as_deref());
+        self.matches(&letter.id.0, about.as_deref(), &letter.reason)
+    }
+
+    /// Whether a letter of this message, about that transaction or user, with that reason, is selected.
+    pub fn matches(&self, message_id: &str, about: Option<&str>, reason: &str) -> bool {
+        let by_id = self.ids.is_empty() || self.ids.iter().any(|id| *id == message_id || Some(id.as_str()) == about);
         let by_reason =
-            self.reason.as_ref().is_none_or(|wanted| letter.reason.to_lowercase().contains(&wanted.to_lowercase()));
+            self.reason.as_ref().is_none_or(|wanted| reason.to_lowercase().contains(&wanted.to_lowercase()));
         by_id && by_reason
     }
 }

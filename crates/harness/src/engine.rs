@@ -93,6 +93,8 @@ impl Engine {
                 set("RELAY_QUEUE", "rabbitmq".to_owned());
                 set("RELAY_QUEUE_NAME", name.clone());
                 set("RABBITMQ_URL", server("BATON_TEST_AMQP_URL"));
+                // Its queues have one name on a broker, which other tests share.
+                set("USERS_QUEUE", "embedded".to_owned());
             }
         }
         vars

@@ -11,11 +11,10 @@ use pipeline::sqlite::Database;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::service::run_parts;
+use super::service::{Lanes, run_parts};
 use crate::config::{Config, Service};
 use crate::dev::{DevRelayer, DevRelayerOptions};
 use crate::http::server;
-use crate::relay::lane::Lane;
 use crate::telemetry;
 
 /// The arguments of `dev`.
@@ -107,9 +106,9 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
 
-    let lane = Lane::open(&config).await?;
+    let lanes = Lanes::open(&config, Service::Serve).await?;
     greet(&args, &config, address, &relayers);
-    let code = run_parts(&config, Service::Serve, &lane, listener, metrics, shutdown).await;
+    let code = run_parts(&config, Service::Serve, &lanes, listener, metrics, shutdown).await;
     relayers_stop.cancel();
     for relayer in relayers {
         relayer.stopped().await;
@@ -190,6 +189,12 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     println!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H \"X-API-Key: {key}\"");
     println!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H \"X-API-Key: {key}\"");
     println!();
-    println!("All of them: http://{api}/api/v1/relay/transactions    Health: http://{api}/health    Ctrl-C stops.");
+    println!("Enrol a user:");
+    println!();
+    println!("  curl -s http://{api}/api/v1/users -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
+    println!("    -d '{{\"name\":\"John Silva\",\"email\":\"john@email.com\"}}'");
+    println!("  curl -s http://{api}/api/v1/users/USER_ID -H \"X-API-Key: {key}\"");
+    println!();
+    println!("Transactions: http://{api}/api/v1/relay/transactions    Health: http://{api}/health    Ctrl-C stops.");
     println!();
 }

@@ -1,19 +1,28 @@
-//! `dlq list|show|replay|drop`: the dead letters of the lane.
+//! `dlq list|show|replay|drop`: the dead letters of a lane; those of the users lane are `dlq_users`.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use pipeline::DeadLetter;
 
 use crate::config::Config;
 use crate::dead_letters::{self, Replayed, Selection};
-use crate::relay::lane::Lane;
+use crate::relay;
 use crate::timestamp::Timestamp;
 
 /// The most dead letters that are moved at once.
 const TOGETHER_MAX: usize = 100;
+
+/// Whose dead letters.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Lane {
+    /// Transactions
+    Relay,
+    /// Users
+    Users,
+}
 
 /// What to do with dead letters.
 #[derive(Subcommand)]
@@ -69,18 +78,18 @@ pub struct Which {
 }
 
 impl Which {
-    fn selection(self) -> Selection {
+    pub(super) fn selection(self) -> Selection {
         Selection { ids: self.ids, reason: self.reason, max: self.max }
     }
 
-    fn is_everything(&self) -> bool {
+    pub(super) fn is_everything(&self) -> bool {
         self.ids.is_empty() && self.reason.is_none() && self.max.is_none()
     }
 }
 
 /// Runs one of them.
 pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCode> {
-    let book = Lane::open(config).await?.book;
+    let book = relay::lane::Lane::open(config).await?.book;
     match command {
         DlqCommand::List { which } => {
             let letters = dead_letters::select(&book, &which.selection()).await?;
@@ -162,7 +171,7 @@ fn would(what: &str, letters: &[DeadLetter]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn count(letters: usize) -> String {
+pub(super) fn count(letters: usize) -> String {
     if letters == 1 { "1 dead letter".to_owned() } else { format!("{letters} dead letters") }
 }
 
@@ -187,7 +196,7 @@ fn show(letter: &DeadLetter) {
 }
 
 /// One line that counts up, on a terminal only.
-fn progress(done: usize, of: usize) {
+pub(super) fn progress(done: usize, of: usize) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
         let end = if done == of { "\n" } else { "" };

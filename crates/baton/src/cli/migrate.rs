@@ -3,11 +3,13 @@
 use std::process::ExitCode;
 
 use crate::config::Config;
-use crate::relay::engine::Engine;
+use crate::{relay, users};
 
 /// Migrates and says what is there now.
 pub async fn run(config: &Config) -> anyhow::Result<ExitCode> {
-    let what = Engine::open(config).await?.describe_store();
-    println!("{what} is up to date");
+    let relay = relay::engine::Engine::open(config).await?.describe_store();
+    println!("{relay} is up to date");
+    let users = users::engine::Engine::open(config).await?.described;
+    println!("{users} is up to date");
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod dev;
 mod dlq;
+mod dlq_users;
 mod migrate;
 mod service;
 mod tx;
@@ -30,17 +31,26 @@ struct Cli {
 enum Command {
     /// Everything in one process with three development relayers; touches no chain
     Dev(dev::DevArgs),
-    /// API and consumer in one process, with your relayers (OZ_RELAYER_URLS)
+    /// Both lanes, API and consumer, in one process, with your relayers (OZ_RELAYER_URLS)
     Serve,
     /// The relay API alone
     RelayApi,
     /// The relay consumer alone
     QueueConsumer,
+    /// The users API alone
+    UsersApi,
+    /// The users consumer alone
+    UsersConsumer,
     /// Bring the database schema up to date
     Migrate,
     /// Dead letters: read them, start them over, drop them
-    #[command(subcommand)]
-    Dlq(dlq::DlqCommand),
+    Dlq {
+        /// Whose
+        #[arg(long, value_enum, default_value_t = dlq::Lane::Relay, global = true)]
+        lane: dlq::Lane,
+        #[command(subcommand)]
+        command: dlq::DlqCommand,
+    },
     /// How fast it is here, beside the raw cost of the same parts
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -94,8 +104,16 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve => service::run(Config::from_env(Service::Serve)?, Service::Serve).await,
         Command::RelayApi => service::run(Config::from_env(Service::RelayApi)?, Service::RelayApi).await,
         Command::QueueConsumer => service::run(Config::from_env(Service::QueueConsumer)?, Service::QueueConsumer).await,
+        Command::UsersApi => service::run(Config::from_env(Service::UsersApi)?, Service::UsersApi).await,
+        Command::UsersConsumer => service::run(Config::from_env(Service::UsersConsumer)?, Service::UsersConsumer).await,
         Command::Migrate => migrate::run(&Config::from_env(Service::Command)?).await,
-        Command::Dlq(command) => dlq::run(&Config::from_env(Service::Command)?, command).await,
+        Command::Dlq { lane, command } => {
+            let config = Config::from_env(Service::Command)?;
+            match lane {
+                dlq::Lane::Relay => dlq::run(&config, command).await,
+                dlq::Lane::Users => dlq_users::run(&config, command).await,
+            }
+        }
         Command::Bench(command) => bench::run(command).await,
         Command::BenchNothing => bench::serve_nothing(Config::from_env(Service::RelayApi)?).await,
         Command::BenchRelayers(args) => dev::run_relayers(args).await,

@@ -1,4 +1,4 @@
-//! `serve`, `relay-api` and `queue-consumer`: the same parts, in one process or in two.
+//! `serve`, `relay-api`, `queue-consumer`, `users-api` and `users-consumer`: the same parts, in one process or in several.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,69 +11,131 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::config::{Config, Service};
-use crate::http::health::HealthState;
+use crate::http::health::{HealthState, RelayHealth, UsersHealth};
 use crate::http::{auth, health, server};
-use crate::relay::lane::Lane;
-use crate::telemetry;
+use crate::{relay, telemetry, users};
+
+/// The lanes that a service works on.
+pub struct Lanes {
+    relay: Option<relay::lane::Lane>,
+    users: Option<users::lane::Lane>,
+}
+
+impl Lanes {
+    /// Opens what the service needs; nothing runs yet.
+    pub async fn open(config: &Config, service: Service) -> anyhow::Result<Self> {
+        let relay = if service.has_relay() { Some(relay::lane::Lane::open(config).await?) } else { None };
+        let users = if service.has_users() { Some(users::lane::Lane::open(config).await?) } else { None };
+        Ok(Self { relay, users })
+    }
+
+    /// Consumes until shutdown, then drains.
+    async fn consume(&self, shutdown: &CancellationToken) {
+        let relay = async {
+            if let Some(lane) = &self.relay {
+                lane.consume(shutdown.clone()).await;
+            }
+        };
+        let users = async {
+            if let Some(lane) = &self.users {
+                lane.consume(shutdown.clone()).await;
+            }
+        };
+        tokio::join!(relay, users);
+    }
+
+    /// Keeps watch until shutdown.
+    async fn watch(&self, shutdown: &CancellationToken) {
+        let relay = async {
+            if let Some(lane) = &self.relay {
+                lane.watch(shutdown.clone()).await;
+            }
+        };
+        let users = async {
+            if let Some(lane) = &self.users {
+                lane.watch(shutdown.clone()).await;
+            }
+        };
+        tokio::join!(relay, users);
+    }
+
+    /// Says goodbye to the queues: an acknowledgement that is still on its way would be lost with the connection.
+    async fn close(&self) {
+        if let Some(lane) = &self.relay {
+            lane.book.queue.close().await;
+        }
+        if let Some(lane) = &self.users {
+            lane.queue.close().await;
+        }
+    }
+
+    fn health(&self, service: Service, metrics: PrometheusHandle) -> HealthState {
+        let relay = self.relay.as_ref().map(|lane| {
+            let (book, pool) = (Arc::clone(&lane.book), Arc::clone(&lane.pool));
+            RelayHealth { book, pool }
+        });
+        let users = self.users.as_ref().map(|lane| {
+            let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
+            UsersHealth { store, queue, consumes: service.consumes() }
+        });
+        HealthState { service: service.name(), relay, users, metrics }
+    }
+}
 
 /// Runs a service until it is told to stop.
 pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     telemetry::start_logs(&config.log)?;
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
-    let lane = Lane::open(&config).await?;
+    let lanes = Lanes::open(&config, service).await?;
     let listener = server::bind(config.http.listen).await?;
-    info!(action = "started", address = %listener.local_addr()?, "{} listens", name(service));
-    run_parts(&config, service, &lane, listener, metrics, shutdown).await
+    info!(action = "started", address = %listener.local_addr()?, "{} listens", service.name());
+    run_parts(&config, service, &lanes, listener, metrics, shutdown).await
 }
 
-/// Runs the parts of a service on an open lane and a bound listener, until shutdown; drains in order.
+/// Runs the parts of a service on open lanes and a bound listener, until shutdown; drains in order.
 pub async fn run_parts(
     config: &Config,
     service: Service,
-    lane: &Lane,
+    lanes: &Lanes,
     listener: TcpListener,
     metrics: PrometheusHandle,
     shutdown: CancellationToken,
 ) -> anyhow::Result<ExitCode> {
     let upkeep = telemetry::keep_up(metrics.clone(), shutdown.clone());
-    let routes = routes(config, service, lane, metrics);
-    // The API and the watch outlive the consumer's drain only in a process of both; health stays readable meanwhile.
+    let routes = routes(config, service, lanes, metrics);
+    // The API and the watch outlive the consumers' drain only in a process of both; health stays readable meanwhile.
     let drained = CancellationToken::new();
-    let consumes = matches!(service, Service::Serve | Service::QueueConsumer);
     let consuming = async {
-        if consumes {
-            lane.consume(shutdown.clone()).await;
+        if service.consumes() {
+            lanes.consume(&shutdown).await;
         } else {
             shutdown.cancelled().await;
         }
         drained.cancel();
     };
-    tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lane.watch(drained.clone()), upkeep);
-    info!(action = "stopped", "{} stopped", name(service));
+    tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lanes.watch(&drained), upkeep);
+    lanes.close().await;
+    info!(action = "stopped", "{} stopped", service.name());
     Ok(ExitCode::SUCCESS)
 }
 
-fn routes(config: &Config, service: Service, lane: &Lane, metrics: PrometheusHandle) -> Router {
-    let state =
-        HealthState { service: name(service), book: Arc::clone(&lane.book), pool: Arc::clone(&lane.pool), metrics };
-    let mut routes = health::routes(state);
-    if service != Service::QueueConsumer {
+fn routes(config: &Config, service: Service, lanes: &Lanes, metrics: PrometheusHandle) -> Router {
+    let mut routes = health::routes(lanes.health(service, metrics));
+    if service.has_api() {
         let keys = Arc::new(config.http.api_keys.clone());
-        let mut api = lane.api_routes().layer(middleware::from_fn_with_state(keys, auth::require_key));
-        if let Some(webhooks) = lane.webhook_routes() {
+        let mut api = Router::new();
+        if let Some(lane) = &lanes.relay {
+            api = api.merge(lane.api_routes());
+        }
+        if let Some(lane) = &lanes.users {
+            api = api.merge(lane.api_routes());
+        }
+        api = api.layer(middleware::from_fn_with_state(keys, auth::require_key));
+        if let Some(webhooks) = lanes.relay.as_ref().and_then(relay::lane::Lane::webhook_routes) {
             api = api.merge(webhooks);
         }
         routes = routes.merge(api);
     }
     server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout)
-}
-
-fn name(service: Service) -> &'static str {
-    match service {
-        Service::Serve => "serve",
-        Service::RelayApi => "relay-api",
-        Service::QueueConsumer => "queue-consumer",
-        Service::Command => "command",
-    }
 }

@@ -3,5 +3,6 @@
 pub mod auth;
 pub mod body;
 pub mod health;
+pub mod idempotency;
 pub mod problem;
 pub mod server;

@@ -7,7 +7,7 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use tracing::error;
 
-use crate::relay::call::FieldProblem;
+pub use crate::relay::call::FieldProblem;
 
 /// An error on its way to the client.
 #[derive(Debug, Clone)]
@@ -85,7 +85,12 @@ impl Problem {
 
     /// 415.
     pub fn wrong_content_type() -> Self {
-        let detail = "send the body as Content-Type: application/json";
+        Self::wrong_content_type_for("application/json")
+    }
+
+    /// 415: the body must be of this type.
+    pub fn wrong_content_type_for(wanted: &str) -> Self {
+        let detail = format!("send the body as Content-Type: {wanted}");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "Unsupported media type", detail)
     }
 
@@ -120,6 +125,15 @@ impl Problem {
         let detail = "it is not known whether the transaction was accepted; ask for its status before sending it again";
         let mut problem = Self::new(StatusCode::GATEWAY_TIMEOUT, "outcome-unknown", "Outcome unknown", detail);
         problem.more.push(("transactionId", json!(transaction_id)));
+        problem
+    }
+
+    /// 504: nobody knows yet; whether this user is there will tell.
+    pub fn user_outcome_unknown(id: &str) -> Self {
+        let detail = "it is not known whether the user was accepted; look it up by its id before sending it again, or \
+                      send it again under the same Idempotency-Key";
+        let mut problem = Self::new(StatusCode::GATEWAY_TIMEOUT, "outcome-unknown", "Outcome unknown", detail);
+        problem.more.push(("id", json!(id)));
         problem
     }
 

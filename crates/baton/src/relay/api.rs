@@ -19,6 +19,7 @@ use super::transaction::{Kind, RelayerUrl, Status, Transaction, TransactionId};
 use crate::cache::{Cache, Entry};
 use crate::http::auth::Caller;
 use crate::http::body::JsonBody;
+use crate::http::idempotency::read_idempotency_key;
 use crate::http::problem::Problem;
 use crate::timestamp::Timestamp;
 
@@ -67,20 +68,6 @@ async fn direct(
         "createdAt": row.created_at,
     });
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response())
-}
-
-/// The client's own name for a request. RFC-quoted keys and bare ones are the same key.
-fn read_idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
-    const LENGTH_MAX: usize = 255;
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let key = value.to_str().unwrap_or_default().trim().trim_matches('"');
-    if key.is_empty() || key.len() > LENGTH_MAX {
-        return Err(Problem::invalid(vec![FieldProblem {
-            field: "Idempotency-Key".to_owned(),
-            message: format!("must be 1 to {LENGTH_MAX} visible ASCII characters"),
-        }]));
-    }
-    Ok(Some(key))
 }
 
 async fn status(State(state): State<Arc<ApiState>>, id: PathId) -> Result<Json<Value>, Problem> {

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use pipeline::queue::rabbitmq::{RabbitMqOptions, RabbitMqQueue, Topology};
 use pipeline::queue::sqlite::SqliteQueue;
-use pipeline::queue::sqs::{SqsAccess, SqsOptions, SqsQueue};
 use pipeline::sqlite::Database;
 use pipeline::{Queue, QueueOptions};
 use tokio_util::sync::CancellationToken;
@@ -20,7 +19,8 @@ use super::store::mysql::{MySqlOptions, MySqlStore};
 use super::store::sqlite::SqliteStore;
 use super::store::{NewTransaction, TransactionStore};
 use crate::cache::Cache;
-use crate::config::{Config, QueueEngine, SqsConfig};
+use crate::config::{Config, QueueEngine};
+use crate::engine::open_sqs;
 use crate::timestamp;
 
 /// Store and queue.
@@ -73,7 +73,10 @@ impl Engine {
                 SqliteQueue::open(database, QUEUE, options).await.context("cannot prepare the queue")?,
             ),
             (QueueEngine::Embedded, None) => anyhow::bail!("there is no queue"),
-            (QueueEngine::Sqs(sqs), _) => Messages::Elsewhere(open_sqs(sqs, config, options).await?),
+            (QueueEngine::Sqs(sqs), _) => {
+                let auto_create = config.engine.queue_auto_create;
+                Messages::Elsewhere(open_sqs(sqs, auto_create, "SQS_QUEUE_URL, SQS_DLQ_URL", options).await?)
+            }
             (QueueEngine::RabbitMq { url, queue }, _) => {
                 Messages::Elsewhere(open_rabbitmq(url.expose(), queue, config, options).await?)
             }
@@ -153,22 +156,6 @@ async fn open_mysql(url: &str, connections: usize) -> anyhow::Result<MySqlStore>
     let now = store.now().await.context("DATABASE_URL: the database does not say what time it is")?;
     timestamp::go_by_server(now);
     Ok(store)
-}
-
-async fn open_sqs(sqs: &SqsConfig, config: &Config, options: QueueOptions) -> anyhow::Result<Arc<dyn Queue>> {
-    let access = match &sqs.endpoint {
-        None => SqsAccess::Role,
-        Some(endpoint) => SqsAccess::Endpoint {
-            url: endpoint.url.to_string(),
-            access_key: endpoint.access_key_id.expose().to_owned(),
-            secret_key: endpoint.secret_access_key.expose().to_owned(),
-        },
-    };
-    let mut access = SqsOptions::new(access, &sqs.region, sqs.queue_url.as_str(), sqs.dlq_url.as_str());
-    access.auto_create = config.engine.queue_auto_create;
-    let queue =
-        SqsQueue::open(access, options).await.context("SQS_QUEUE_URL, SQS_DLQ_URL: cannot prepare the queue")?;
-    Ok(Arc::new(queue))
 }
 
 async fn open_rabbitmq(

@@ -14,5 +14,10 @@ mod long_texts;
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod stand;
 mod status;
+mod users;
+#[path = "../users/stand.rs"]
+#[expect(dead_code, reason = "the scenarios use the rest of it")]
+mod users_stand;
+mod users_store;
 #[path = "../scenarios/watch.rs"]
 mod watch;

@@ -11,4 +11,8 @@ mod routing;
 mod stand;
 mod start;
 mod store;
+mod users;
+#[path = "../users/stand.rs"]
+#[expect(dead_code, reason = "the tests on the servers use the rest of it")]
+mod users_stand;
 mod webhooks;

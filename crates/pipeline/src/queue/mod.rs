@@ -69,6 +69,10 @@ pub trait Queue: Send + Sync + 'static {
 
     /// Removes dead letters for good. An id that is not there answers [`QueueError::NotFound`].
     async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>>;
+
+    /// Ends in order, when nothing more will be asked: what was answered is known at the other end too. Whoever merely
+    /// drops a queue may find some of its acknowledgements lost on the way, and the messages there again.
+    async fn close(&self) {}
 }
 
 /// What a backend promises beyond the common contract.

@@ -31,7 +31,7 @@ mod publisher;
 mod session;
 mod topology;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,7 +48,7 @@ use uuid::Uuid;
 
 use super::{BoxError, Capabilities, Depth, Queue, QueueError, QueueOptions};
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
-use dead::Reading;
+use dead::{Found, Reading};
 use delay::{DELAY_MAX, delay_queue, split};
 use envelope::{ATTRIBUTES_BYTES_MAX, Burial, Envelope, attributes_size};
 use inbox::{Asking, Inbox, Taken, lease_end};
@@ -78,6 +78,8 @@ pub struct RabbitMqOptions {
     pub heartbeat: Duration,
     /// How many messages this process may hold unsettled; a receive waits beyond it. 10 000 by default.
     pub held_max: usize,
+    /// Attributes that travel as numbers, because other programs on the broker read them as such. None by default.
+    pub numbers: Vec<String>,
 }
 
 impl RabbitMqOptions {
@@ -90,6 +92,7 @@ impl RabbitMqOptions {
             timeout: Duration::from_secs(10),
             heartbeat: Duration::from_secs(10),
             held_max: 10_000,
+            numbers: Vec::new(),
         }
     }
 }
@@ -401,6 +404,10 @@ impl Queue for RabbitMqQueue {
     async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>> {
         self.change_dead(ids, DeadChange::Discard).await
     }
+
+    async fn close(&self) {
+        RabbitMqQueue::close(self).await;
+    }
 }
 
 impl Shared {
@@ -512,7 +519,7 @@ impl Shared {
         room.send(Publish {
             exchange: exchange.to_owned(),
             key: key.to_owned(),
-            properties: envelope.properties(),
+            properties: envelope.properties(&self.options.numbers),
             body: Arc::clone(&envelope.body),
             answer,
         });
@@ -619,14 +626,18 @@ impl Shared {
         let session = self.session()?;
         self.in_time(async {
             let _turn = self.reading.lock().await;
-            let (mut reading, mut found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
+            let (mut reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
+            // Of letters with one id the oldest is the first to go.
+            let mut by_id: HashMap<MessageId, VecDeque<Found>> = HashMap::with_capacity(found.len());
+            for letter in found {
+                by_id.entry(letter.envelope.id.clone()).or_default().push_back(letter);
+            }
             let mut answers = Vec::with_capacity(ids.len());
             for id in ids {
-                let Some(place) = found.iter().position(|found| found.envelope.id == *id) else {
+                let Some(letter) = by_id.get_mut(id).and_then(VecDeque::pop_front) else {
                     answers.push(Err(QueueError::NotFound));
                     continue;
                 };
-                let letter = found.remove(place);
                 let moved = match change {
                     DeadChange::Replay(delay) => self.publish_again(&letter.envelope, delay).await,
                     DeadChange::Discard => Ok(()),

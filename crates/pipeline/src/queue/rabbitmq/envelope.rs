@@ -63,15 +63,19 @@ pub(super) struct Burial {
 }
 
 impl Envelope {
-    /// The properties to publish it with.
-    pub(super) fn properties(&self) -> BasicProperties {
+    /// The properties to publish it with; the attributes in `numbers` as numbers, if that is what they hold.
+    pub(super) fn properties(&self, numbers: &[String]) -> BasicProperties {
         let mut headers = BTreeMap::new();
         let mut unnameable = serde_json::Map::new();
         for (name, value) in &self.attributes {
             if name.len() > NAME_BYTES_MAX || name.is_empty() || is_reserved(name) {
                 unnameable.insert(name.clone(), value.clone().into());
             } else {
-                headers.insert(ShortString::from(name.as_str()), text(value));
+                let number = if numbers.contains(name) { value.parse().ok() } else { None };
+                headers.insert(
+                    ShortString::from(name.as_str()),
+                    number.map_or_else(|| text(value), AMQPValue::LongLongInt),
+                );
             }
         }
         let mut own = |name: &str, value| drop(headers.insert(ShortString::from(name), value));
@@ -297,15 +301,28 @@ mod tests {
     fn what_is_written_is_read_back() {
         let mut written = envelope();
         written.attributes.insert("n".repeat(300), "a long name".into());
-        let read = Envelope::read(&written.properties(), b"body".to_vec(), at(0));
+        let read = Envelope::read(&written.properties(&[]), b"body".to_vec(), at(0));
         assert_eq!(format!("{read:?}"), format!("{written:?}"));
     }
 
     #[test]
     fn an_attribute_is_a_plain_header_that_other_programs_can_read() {
-        let properties = envelope().properties();
+        let properties = envelope().properties(&[]);
         let headers = properties.headers().as_ref().unwrap().inner();
         assert_eq!(headers.get("trace").and_then(string).as_deref(), Some("ü\n\""));
+    }
+
+    #[test]
+    fn an_attribute_that_others_read_as_a_number_is_one() {
+        let mut written = envelope();
+        written.attributes.insert("x-retries".into(), "2".into());
+        written.attributes.insert("x-other".into(), "many".into());
+        let properties = written.properties(&["x-retries".into(), "x-other".into()]);
+        let headers = properties.headers().as_ref().unwrap().inner();
+        assert_eq!(headers.get("x-retries"), Some(&AMQPValue::LongLongInt(2)));
+        assert_eq!(headers.get("x-other"), Some(&text("many")));
+        let read = Envelope::read(&properties, Vec::new(), at(0));
+        assert_eq!(read.attributes, written.attributes);
     }
 
     #[test]
@@ -353,7 +370,7 @@ mod tests {
     fn a_long_reason_is_cut_between_characters() {
         let mut long = envelope();
         long.burial = Some(Burial { reason: "ü".repeat(REASON_BYTES_MAX), by_queue: false, at: at(0) });
-        let read = Envelope::read(&long.properties(), Vec::new(), at(0));
+        let read = Envelope::read(&long.properties(&[]), Vec::new(), at(0));
         assert_eq!(read.burial.unwrap().reason, "ü".repeat(REASON_BYTES_MAX / 2));
     }
 }

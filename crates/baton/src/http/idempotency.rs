@@ -1,0 +1,19 @@
+//! The client's own name for a request: what the header may hold. What it means is each lane's affair.
+
+use axum::http::HeaderMap;
+
+use super::problem::{FieldProblem, Problem};
+
+/// The client's own name for a request. RFC-quoted keys and bare ones are the same key.
+pub fn read_idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    const LENGTH_MAX: usize = 255;
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = value.to_str().unwrap_or_default().trim().trim_matches('"');
+    if key.is_empty() || key.len() > LENGTH_MAX {
+        return Err(Problem::invalid(vec![FieldProblem {
+            field: "Idempotency-Key".to_owned(),
+            message: format!("must be 1 to {LENGTH_MAX} visible ASCII characters"),
+        }]));
+    }
+    Ok(Some(key))
+}

@@ -1,0 +1,121 @@
+//! What the lane runs on, by configuration alone: store and queue, each embedded unless its URL is set. The embedded ones
+//! share one file of their own, so that neither lane waits for the other's commits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use pipeline::queue::rabbitmq::{Delays, QueueType, RabbitMqOptions, RabbitMqQueue, Topology};
+use pipeline::queue::sqlite::SqliteQueue;
+use pipeline::sqlite::Database;
+use pipeline::{Queue, QueueOptions};
+
+use super::consumer::RETRIES;
+use super::store::UserStore;
+use super::store::postgres::{PostgresOptions, PostgresStore};
+use super::store::sqlite::SqliteStore;
+use crate::config::{Config, QueueEngine, UsersConfig};
+
+/// The queue's name on the embedded engine, and in the metrics of every engine.
+pub const QUEUE: &str = "raffle_queue";
+
+/// What was accepted is kept until it is a row, however long that takes; the queues' own limit is the end of it.
+const RETENTION: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A batch takes seconds at most; what a dead process held comes back after so long.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// Store and queue.
+pub struct Engine {
+    /// Where users go.
+    pub store: Arc<dyn UserStore>,
+    /// Where messages go.
+    pub queue: Arc<dyn Queue>,
+    /// The store, for people.
+    pub described: String,
+}
+
+impl Engine {
+    /// Opens what the configuration names, and brings the schema up to date.
+    pub async fn open(config: &Config) -> anyhow::Result<Self> {
+        let users = &config.users;
+        let options = QueueOptions { lease: LEASE, retention: RETENTION, ..QueueOptions::default() };
+        let embedded = users.database_url.is_none() || matches!(users.queue, QueueEngine::Embedded);
+        let path = config.data_dir.join("users.db");
+        let database = match embedded {
+            true => Some(Database::open(&path).with_context(|| {
+                format!(
+                    "cannot use the data directory {}; make it writable or set BATON_DATA_DIR",
+                    config.data_dir.display()
+                )
+            })?),
+            false => None,
+        };
+        let (store, described): (Arc<dyn UserStore>, _) = match (&users.database_url, &database) {
+            (Some(url), _) => {
+                let store = open_postgres(url.expose(), users).await?;
+                (Arc::new(store), "the database at USERS_DATABASE_URL".to_owned())
+            }
+            (None, Some(database)) => {
+                let store = SqliteStore::open(database).await.context("cannot prepare the users' store")?;
+                (Arc::new(store), path.display().to_string())
+            }
+            (None, None) => anyhow::bail!("there is no store"),
+        };
+        let queue: Arc<dyn Queue> = match (&users.queue, &database) {
+            (QueueEngine::Embedded, Some(database)) => {
+                let queue = SqliteQueue::open(database, QUEUE, options).await;
+                Arc::new(queue.context("cannot prepare the users' queue")?)
+            }
+            (QueueEngine::Embedded, None) => anyhow::bail!("there is no queue"),
+            (QueueEngine::Sqs(sqs), _) => {
+                let variables = "USERS_SQS_QUEUE_URL, USERS_SQS_DLQ_URL";
+                crate::engine::open_sqs(sqs, config.engine.queue_auto_create, variables, options).await?
+            }
+            (QueueEngine::RabbitMq { url, queue }, _) => {
+                Arc::new(open_rabbitmq(url.expose(), queue, users, options).await?)
+            }
+        };
+        Ok(Self { store, queue, described })
+    }
+}
+
+async fn open_postgres(url: &str, users: &UsersConfig) -> anyhow::Result<PostgresStore> {
+    let options = PostgresOptions {
+        connections_max: users.database_connections,
+        timeout: users.database_timeout,
+        ..PostgresOptions::new(url)
+    };
+    PostgresStore::migrate(&options).await.context("USERS_DATABASE_URL: cannot bring the schema up to date")?;
+    PostgresStore::open(&options).context("USERS_DATABASE_URL: cannot prepare the users' store")
+}
+
+async fn open_rabbitmq(
+    url: &str,
+    name: &str,
+    users: &UsersConfig,
+    options: QueueOptions,
+) -> anyhow::Result<RabbitMqQueue> {
+    let mut options = RabbitMqOptions::new(url, topology(name, users.retry_ttl), options);
+    options.numbers = vec![RETRIES.to_owned()];
+    RabbitMqQueue::connect(options).await.context(
+        "RABBITMQ_URL: cannot prepare the users' queues (if they exist, RETRY_TTL_MS must be what they were made with)",
+    )
+}
+
+/// The exchanges and queues of the existing service, which may run on the same broker: see `docs/queues.md`.
+pub fn topology(name: &str, retry_ttl: Duration) -> Topology {
+    Topology {
+        exchange: format!("{name}_exchange"),
+        queue: format!("{name}_queue"),
+        dead_exchange: format!("{name}_dlx"),
+        dead_queue: format!("{name}_dlq"),
+        delays: Delays::Fixed {
+            exchange: format!("{name}_retry_exchange"),
+            // The name is the same whatever the time is: the existing service knows the queue by it.
+            queue: format!("{name}_retry_10s"),
+            ttl: retry_ttl,
+        },
+        queue_type: QueueType::Classic,
+        create: true,
+    }
+}

@@ -1,0 +1,52 @@
+//! Bringing the schema up to date, by one process at a time: each step and its number are one transaction.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use tokio::time::timeout;
+
+use super::pool::{PostgresOptions, connect, store_error};
+use crate::users::store::{StoreError, Trouble};
+
+/// The migrations, in order; the version is the place in this list.
+const MIGRATIONS: [&str; 1] = [include_str!("../../../../migrations/postgres/0001_users.sql")];
+
+/// A large table takes its time to change.
+const TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The key of the lock is ours alone: the first bytes of "baton users".
+const LOCK: &str = "SELECT pg_advisory_xact_lock(7089075323386670965)";
+
+/// Brings the schema up to date; returns how many steps were taken.
+pub(super) async fn migrate(options: &PostgresOptions) -> Result<usize, StoreError> {
+    let late = |error| StoreError::new(Trouble::Timeout, error);
+    let parsed = options.parsed()?;
+    let connected = timeout(options.timeout, connect(&parsed, "SET lock_timeout = 0")).await;
+    let mut connection = connected.map_err(late)?.map_err(store_error)?;
+    // Dropped half-way, the connection closes, and the server undoes the step and gives the lock up.
+    timeout(TIMEOUT, run(&mut connection)).await.map_err(late)?.map_err(store_error)
+}
+
+async fn run(connection: &mut PgConnection) -> Result<usize, sqlx::Error> {
+    sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
+    sqlx::raw_sql(LOCK).execute(&mut *connection).await?;
+    sqlx::raw_sql(
+        "CREATE TABLE IF NOT EXISTS users_schema_version (version integer NOT NULL CONSTRAINT users_schema_version_pkey \
+         PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let done: i32 = sqlx::query_scalar("SELECT COALESCE(MAX(version), 0) FROM users_schema_version")
+        .fetch_one(&mut *connection)
+        .await?;
+    let done = usize::try_from(done).unwrap_or(0);
+    for (index, sql) in MIGRATIONS.iter().enumerate().skip(done) {
+        sqlx::raw_sql(*sql).execute(&mut *connection).await?;
+        sqlx::query("INSERT INTO users_schema_version (version) VALUES ($1)")
+            .bind(i32::try_from(index).unwrap_or(i32::MAX) + 1)
+            .execute(&mut *connection)
+            .await?;
+    }
+    sqlx::raw_sql("COMMIT").execute(&mut *connection).await?;
+    Ok(MIGRATIONS.len().saturating_sub(done))
+}

@@ -1,0 +1,225 @@
+//! The contract of the users' store, on both databases, and what only PostgreSQL can do to us.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton::timestamp::Timestamp;
+use baton::users::store::postgres::{PostgresOptions, PostgresStore};
+use baton::users::store::sqlite::SqliteStore;
+use baton::users::store::{Fate, SetAside, Trouble, UserStore};
+use baton::users::user::{User, UserId};
+use harness::engine::server;
+use harness::proxy::{Mode, Proxy};
+use pipeline::sqlite::Database;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use uuid::Uuid;
+
+fn user(number: usize) -> User {
+    User { id: UserId::generate(), name: format!("User {number}"), email: format!("u{number}@x") }
+}
+
+fn users(count: usize) -> Vec<User> {
+    (0..count).map(user).collect()
+}
+
+fn too_long(mut user: User) -> User {
+    user.name = "n".repeat(256);
+    user
+}
+
+fn refused(fates: &[Fate]) -> Vec<usize> {
+    let is_refused = |fate: &Fate| matches!(fate, Fate::Refused(_));
+    fates.iter().enumerate().filter(|(_, fate)| is_refused(fate)).map(|(place, _)| place).collect()
+}
+
+async fn stored(store: &dyn UserStore, users: &[User]) -> usize {
+    let mut count = 0;
+    for user in users {
+        count += usize::from(store.get(user.id).await.unwrap().is_some_and(|found| found.user == *user));
+    }
+    count
+}
+
+async fn a_user_may_come_twice(store: Arc<dyn UserStore>) {
+    let before = Timestamp::now();
+    let mut batch = users(5);
+    batch.push(batch[2].clone());
+    let first = store.insert(&batch).await.unwrap();
+    assert_eq!((first.new, first.fates), (5, vec![Fate::Stored; 6]));
+    batch.push(user(9));
+    let again = store.insert(&batch).await.unwrap();
+    assert_eq!((again.new, again.fates), (1, vec![Fate::Stored; 7]));
+    let found = store.get(batch[0].id).await.unwrap().unwrap();
+    assert_eq!(found.user, batch[0]);
+    assert!(found.created_at.0 >= before.0 - 5000 && found.created_at.0 <= Timestamp::now().0 + 5000);
+    assert_eq!(store.get(UserId::generate()).await.unwrap(), None);
+    assert_eq!(store.insert(&[]).await.unwrap().fates, []);
+}
+
+async fn another_user_under_the_same_id_is_refused(store: Arc<dyn UserStore>) {
+    let first = user(1);
+    store.insert(std::slice::from_ref(&first)).await.unwrap();
+    let other = User { name: "Other".into(), ..first.clone() };
+    let inserted = store.insert(&[user(2), other, first.clone()]).await.unwrap();
+    assert_eq!((inserted.new, refused(&inserted.fates)), (1, vec![1]));
+    assert_eq!(stored(&*store, &[first]).await, 1);
+}
+
+async fn bad_rows_leave_the_batch_alone(store: Arc<dyn UserStore>) {
+    for bad in [vec![0], vec![999], vec![499], vec![0, 1, 500, 998, 999], (100..150).collect()] {
+        let mut batch = users(1000);
+        for place in &bad {
+            batch[*place] = too_long(batch[*place].clone());
+        }
+        let inserted = store.insert(&batch).await.unwrap();
+        assert_eq!(refused(&inserted.fates), bad);
+        assert_eq!(inserted.new, 1000 - bad.len());
+        let Fate::Refused(reason) = &inserted.fates[bad[0]] else { unreachable!() };
+        assert!(reason.contains("users_name_length") && !reason.contains("nnnn"), "{reason}");
+        assert_eq!(stored(&*store, &batch[90..160]).await, (90..160).filter(|place| !bad.contains(place)).count());
+    }
+}
+
+async fn what_is_set_aside_is_kept_byte_for_byte(store: Arc<dyn UserStore>) {
+    let letter = |id: &str, body: &[u8]| SetAside {
+        message_id: id.into(),
+        error: "invalid user: a\0b".into(),
+        body: body.to_vec(),
+        at: Timestamp(1_700_000_000_123),
+    };
+    store.set_aside(&[letter("b", b"\0\xff{"), letter("a", b"")]).await.unwrap();
+    store.set_aside(&[letter("b", b"other")]).await.unwrap();
+    assert_eq!(store.count_set_aside().await.unwrap(), 2);
+    let listed = store.list_set_aside(None, 10).await.unwrap();
+    let ids: Vec<_> = listed.iter().map(|letter| letter.message_id.as_str()).collect();
+    assert_eq!((ids, listed[1].body.as_slice(), listed[1].at.0), (vec!["a", "b"], &b"\0\xff{"[..], 1_700_000_000_123));
+    assert_eq!(store.list_set_aside(Some("a"), 10).await.unwrap().len(), 1);
+    assert_eq!((store.remove_set_aside("a").await.unwrap(), store.remove_set_aside("a").await.unwrap()), (true, false));
+    store.ping().await.unwrap();
+}
+
+async fn on_sqlite<F: Future<Output = ()>>(story: impl Fn(Arc<dyn UserStore>) -> F) {
+    let directory = tempfile::tempdir().unwrap();
+    let database = Database::open(&directory.path().join("users.db")).unwrap();
+    SqliteStore::open(&database).await.unwrap();
+    story(Arc::new(SqliteStore::open(&database).await.unwrap())).await;
+}
+
+/// A database of its own on the server.
+async fn postgres() -> (PostgresStore, PgConnection, String) {
+    let url = server("BATON_TEST_POSTGRES_URL");
+    let name = format!("baton_{}", Uuid::new_v4().simple());
+    let mut admin = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
+    let mut url = reqwest::Url::parse(&url).unwrap();
+    url.set_path(&name);
+    let (store, url) = (open(url.as_str()).await, url.to_string());
+    (store, PgConnection::connect(&url).await.unwrap(), url)
+}
+
+async fn open(url: &str) -> PostgresStore {
+    let options = PostgresOptions { timeout: Duration::from_secs(2), ..PostgresOptions::new(url) };
+    PostgresStore::migrate(&options).await.unwrap();
+    assert_eq!(PostgresStore::migrate(&options).await.unwrap(), 0, "once is enough");
+    PostgresStore::open(&options).unwrap()
+}
+
+macro_rules! on_both {
+    ($($story:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $story() {
+                super::on_sqlite(super::$story).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test]
+            async fn $story() {
+                super::$story(std::sync::Arc::new(super::postgres().await.0)).await;
+            })*
+        }
+    };
+}
+
+on_both!(
+    a_user_may_come_twice,
+    another_user_under_the_same_id_is_refused,
+    bad_rows_leave_the_batch_alone,
+    what_is_set_aside_is_kept_byte_for_byte,
+);
+
+#[tokio::test]
+async fn rules_that_somebody_added_to_the_table_are_broken_by_their_row_alone() {
+    let (store, mut admin, _) = postgres().await;
+    sqlx::raw_sql("CREATE UNIQUE INDEX users_email ON users (email)").execute(&mut admin).await.unwrap();
+    let known = user(7);
+    store.insert(std::slice::from_ref(&known)).await.unwrap();
+    let mut batch = users(300);
+    batch[7].email = "twin@x".into();
+    batch[40].email = known.email.clone();
+    batch[41].email = "twin@x".into();
+    batch[200].name = "a\0b".into();
+    let inserted = store.insert(&batch).await.unwrap();
+    assert_eq!((inserted.new, refused(&inserted.fates)), (297, vec![40, 41, 200]));
+
+    // A trigger says nothing about the row that it refuses.
+    sqlx::raw_sql(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN IF NEW.name = 'Nobody' THEN RAISE EXCEPTION 'not welcome'; END IF; RETURN NEW; END $$; \
+         CREATE TRIGGER no BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION no()",
+    )
+    .execute(&mut admin)
+    .await
+    .unwrap();
+    let mut batch: Vec<User> = users(1300).split_off(300);
+    batch[617].name = "Nobody".into();
+    let inserted = store.insert(&batch).await.unwrap();
+    assert_eq!(inserted.fates[617], Fate::Refused("not welcome".into()));
+    assert_eq!((inserted.new, refused(&inserted.fates)), (999, vec![617]));
+}
+
+#[tokio::test]
+async fn trouble_of_the_database_is_nobodys_fault_and_says_its_kind() {
+    let (store, mut admin, url) = postgres().await;
+    let batch = users(3);
+    let trouble = async |store: &PostgresStore| store.insert(&batch).await.unwrap_err().trouble;
+
+    sqlx::raw_sql("BEGIN; LOCK TABLE users IN EXCLUSIVE MODE").execute(&mut admin).await.unwrap();
+    assert_eq!(trouble(&store).await, Trouble::Timeout);
+    sqlx::raw_sql("ROLLBACK").execute(&mut admin).await.unwrap();
+
+    let database = url.rsplit('/').next().unwrap();
+    let read_only = format!("ALTER DATABASE {database} SET default_transaction_read_only = on");
+    sqlx::raw_sql(AssertSqlSafe(read_only)).execute(&mut admin).await.unwrap();
+    let options = PostgresOptions { timeout: Duration::from_secs(2), ..PostgresOptions::new(&url) };
+    let there = PostgresStore::open(&options).unwrap();
+    assert_eq!(trouble(&there).await, Trouble::ReadOnly);
+    assert_eq!(there.ping().await.unwrap_err().trouble, Trouble::ReadOnly);
+    let writable = format!("ALTER DATABASE {database} RESET default_transaction_read_only");
+    sqlx::raw_sql(AssertSqlSafe(writable)).execute(&mut admin).await.unwrap();
+
+    sqlx::raw_sql("ALTER TABLE users RENAME TO gone").execute(&mut admin).await.unwrap();
+    assert_eq!(trouble(&store).await, Trouble::Other);
+    sqlx::raw_sql("ALTER TABLE gone RENAME TO users").execute(&mut admin).await.unwrap();
+    assert_eq!(store.insert(&batch).await.unwrap().new, 3);
+}
+
+#[tokio::test]
+async fn a_restarted_server_is_found_again_without_an_error() {
+    let (_, _, url) = postgres().await;
+    let mut through = reqwest::Url::parse(&url).unwrap();
+    let link = Proxy::start(format!("127.0.0.1:{}", through.port().unwrap())).await;
+    through.set_port(Some(link.port())).unwrap();
+    let store = open(through.as_str()).await;
+    store.insert(&users(3)).await.unwrap();
+    link.set(Mode::Cut).await;
+    assert_eq!(store.insert(&users(3)).await.unwrap_err().trouble, Trouble::Down);
+    link.set(Mode::Forward).await;
+    store.insert(&users(3)).await.unwrap();
+    link.set(Mode::Cut).await;
+    link.set(Mode::Forward).await;
+    assert_eq!(store.insert(&users(3)).await.unwrap().new, 3, "the old connection is replaced");
+    link.set(Mode::BlackHole).await;
+    assert_eq!(store.insert(&users(3)).await.unwrap_err().trouble, Trouble::Timeout);
+}
