@@ -405,10 +405,14 @@ impl Engine {
         }
         // A receive that has already taken its messages is finished; one that still waits is dropped.
         let mut unstarted = Vec::new();
-        let grace = if self.queue.capabilities().cancel_safe { Duration::ZERO } else { RECEIVE_GRACE };
-        let until = Instant::now() + grace;
-        while let Ok(Some(received)) = tokio::time::timeout_at(until, receives.next()).await {
+        while let Some(Some(received)) = receives.next().now_or_never() {
             unstarted.extend(self.sort(received, &mut flow, &desk));
+        }
+        if !self.queue.capabilities().cancel_safe {
+            let until = Instant::now() + RECEIVE_GRACE;
+            while let Ok(Some(received)) = tokio::time::timeout_at(until, receives.next()).await {
+                unstarted.extend(self.sort(received, &mut flow, &desk));
+            }
         }
         unstarted
     }

@@ -1,7 +1,7 @@
 //! The ledger that every story must balance: what clients were told, what rows say, and what the relayers really did.
 //!
 //! * accepted: its row is final; confirmed means one effect, failed at most one
-//! * refused: no effect, ever
+//! * refused: no effect, ever; a row that was taken back is a refusal, and may have been sent again under its key
 //! * not answered: either listed, and then as if accepted, or no effect
 //! * an effect is a record that was broadcast or still may be; one that failed unsigned is none
 //! * no dead letter without a reason
@@ -45,9 +45,15 @@ impl Ledger {
         }
         for row in rows {
             let Some(serial) = serial_of_row(&row) else { continue };
-            if let Some(twin) = ledger.rows.insert(serial, row) {
-                ledger.findings.push(format!("{serial} is there twice: {twin}"));
+            // One whose key was free again: the first try was taken back, and the client tried again.
+            match ledger.rows.get(&serial) {
+                Some(_) if was_taken_back(&row) => continue,
+                Some(twin) if !was_taken_back(twin) => {
+                    ledger.findings.push(format!("{serial} is there twice: {twin}"));
+                }
+                _ => {}
             }
+            ledger.rows.insert(serial, row);
         }
         let mut effects: BTreeMap<usize, usize> = BTreeMap::new();
         for effect in stand.relayers.iter().flat_map(|relayer| relayer.effects()) {
@@ -151,6 +157,11 @@ impl Ledger {
         }
         panic!("{story}");
     }
+}
+
+/// Whether the queue did not take its message, so that it will never happen.
+fn was_taken_back(row: &Value) -> bool {
+    row["status"] == "failed" && row["error_message"] == "queue unavailable"
 }
 
 /// How many submissions ended so that nobody knew what came of them.
