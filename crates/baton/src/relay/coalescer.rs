@@ -19,7 +19,7 @@ const ITEMS_MAX: usize = 256;
 /// So many items do not wait for the others to be written.
 const ITEMS_ENOUGH: usize = 64;
 /// Nor do any, after so long: what holds the others up may be a lock that these do not need.
-const PATIENCE: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_millis(20);
 /// How many groups are under way at once.
 const WRITES_MAX: usize = 4;
 /// How many items may wait; beyond that a caller waits to wait.
