@@ -26,6 +26,8 @@ BEGIN
             GET DIAGNOSTICS written = ROW_COUNT;
             added := added + written;
         EXCEPTION
+            -- 54000 stands for its whole class; of these the row is not to blame.
+            WHEN statement_too_complex OR too_many_columns OR too_many_arguments THEN RAISE;
             WHEN data_exception OR integrity_constraint_violation OR with_check_option_violation
                 OR SQLSTATE '54000' OR raise_exception THEN
             FOR place IN part_first..part_last LOOP
@@ -35,6 +37,7 @@ BEGIN
                     GET DIAGNOSTICS written = ROW_COUNT;
                     added := added + written;
                 EXCEPTION
+                    WHEN statement_too_complex OR too_many_columns OR too_many_arguments THEN RAISE;
                     WHEN data_exception OR integrity_constraint_violation OR with_check_option_violation
                         OR SQLSTATE '54000' OR raise_exception THEN
                     places := places || place;

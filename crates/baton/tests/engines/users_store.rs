@@ -192,6 +192,19 @@ async fn a_deferred_rule_is_broken_by_its_row_alone() {
     assert_eq!((inserted.new, refused(&inserted.fates)), (999, vec![401]));
 }
 
+/// The server's limit for an entry is smaller than what a name of other rules may hold.
+#[tokio::test]
+async fn an_index_entry_that_is_too_long_is_its_rows_fault() {
+    let (store, mut admin, _) = postgres().await;
+    let rule = "ALTER TABLE users DROP CONSTRAINT users_name_length; CREATE INDEX users_name ON users (name)";
+    sqlx::raw_sql(rule).execute(&mut admin).await.unwrap();
+    let mut batch = users(300);
+    // Such that it cannot be compressed.
+    batch[130].name = (0..300).map(|_| Uuid::new_v4().simple().to_string()).collect();
+    let inserted = store.insert(&batch).await.unwrap();
+    assert_eq!((inserted.new, refused(&inserted.fates)), (299, vec![130]));
+}
+
 #[tokio::test]
 async fn trouble_of_the_database_is_nobodys_fault_and_says_its_kind() {
     let (store, mut admin, url) = postgres().await;
@@ -216,17 +229,17 @@ async fn trouble_of_the_database_is_nobodys_fault_and_says_its_kind() {
     assert_eq!(trouble(&store).await, Trouble::Other);
     sqlx::raw_sql("ALTER TABLE gone RENAME TO users").execute(&mut admin).await.unwrap();
 
-    // As the server says it when the disk is full.
-    sqlx::raw_sql(
-        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
-         $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$; \
-         CREATE TRIGGER full_disk BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION full_disk()",
-    )
-    .execute(&mut admin)
-    .await
-    .unwrap();
-    assert_eq!(trouble(&store).await, Trouble::DiskFull);
-    sqlx::raw_sql("DROP TRIGGER full_disk ON users").execute(&mut admin).await.unwrap();
+    // As the server says it when the disk is full, and when its stack is: no row is to blame for either.
+    for (code, kind) in [("53100", Trouble::DiskFull), ("54001", Trouble::Other)] {
+        let fails = format!(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{code}'; END $$; \
+             CREATE TRIGGER fail BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION fail()"
+        );
+        sqlx::raw_sql(AssertSqlSafe(fails)).execute(&mut admin).await.unwrap();
+        assert_eq!(trouble(&store).await, kind);
+        sqlx::raw_sql("DROP TRIGGER fail ON users; DROP FUNCTION fail").execute(&mut admin).await.unwrap();
+    }
     assert_eq!(store.insert(&batch).await.unwrap().new, 3);
 }
 
