@@ -14,6 +14,7 @@ mod long_texts;
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod stand;
 mod status;
+mod topology;
 mod users;
 #[path = "../users/stand.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]

@@ -11,6 +11,7 @@ use baton::users::store::{Fate, SetAside, Trouble, UserStore};
 use baton::users::user::{User, UserId};
 use harness::engine::server;
 use harness::proxy::{Mode, Proxy};
+use harness::wait::eventually;
 use pipeline::sqlite::Database;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
@@ -179,6 +180,31 @@ async fn rules_that_somebody_added_to_the_table_are_broken_by_their_row_alone() 
     assert_eq!((inserted.new, refused(&inserted.fates)), (999, vec![617]));
 }
 
+/// It is looked at when the whole batch has been written, so nothing on the way says which row it is.
+#[tokio::test]
+async fn a_deferred_rule_is_broken_by_its_row_alone() {
+    let (store, mut admin, _) = postgres().await;
+    let rule = "ALTER TABLE users ADD CONSTRAINT users_name UNIQUE (name) DEFERRABLE INITIALLY DEFERRED";
+    sqlx::raw_sql(rule).execute(&mut admin).await.unwrap();
+    let mut batch = users(1000);
+    batch[401].name = batch[400].name.clone();
+    let inserted = store.insert(&batch).await.unwrap();
+    assert_eq!((inserted.new, refused(&inserted.fates)), (999, vec![401]));
+}
+
+/// The server's limit for an entry is smaller than what a name of other rules may hold.
+#[tokio::test]
+async fn an_index_entry_that_is_too_long_is_its_rows_fault() {
+    let (store, mut admin, _) = postgres().await;
+    let rule = "ALTER TABLE users DROP CONSTRAINT users_name_length; CREATE INDEX users_name ON users (name)";
+    sqlx::raw_sql(rule).execute(&mut admin).await.unwrap();
+    let mut batch = users(300);
+    // Such that it cannot be compressed.
+    batch[130].name = (0..300).map(|_| Uuid::new_v4().simple().to_string()).collect();
+    let inserted = store.insert(&batch).await.unwrap();
+    assert_eq!((inserted.new, refused(&inserted.fates)), (299, vec![130]));
+}
+
 #[tokio::test]
 async fn trouble_of_the_database_is_nobodys_fault_and_says_its_kind() {
     let (store, mut admin, url) = postgres().await;
@@ -202,7 +228,70 @@ async fn trouble_of_the_database_is_nobodys_fault_and_says_its_kind() {
     sqlx::raw_sql("ALTER TABLE users RENAME TO gone").execute(&mut admin).await.unwrap();
     assert_eq!(trouble(&store).await, Trouble::Other);
     sqlx::raw_sql("ALTER TABLE gone RENAME TO users").execute(&mut admin).await.unwrap();
+
+    // As the server says it when the disk is full, and when its stack is: no row is to blame for either.
+    for (code, kind) in [("53100", Trouble::DiskFull), ("54001", Trouble::Other)] {
+        let fails = format!(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{code}'; END $$; \
+             CREATE TRIGGER fail BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION fail()"
+        );
+        sqlx::raw_sql(AssertSqlSafe(fails)).execute(&mut admin).await.unwrap();
+        assert_eq!(trouble(&store).await, kind);
+        sqlx::raw_sql("DROP TRIGGER fail ON users; DROP FUNCTION fail").execute(&mut admin).await.unwrap();
+    }
     assert_eq!(store.insert(&batch).await.unwrap().new, 3);
+}
+
+/// We hold one row and somebody else another, and each wants the other's. Ours is the one that closes the circle, so it is
+/// ours that the server ends.
+#[tokio::test]
+async fn a_deadlock_is_nobodys_fault_and_the_batch_may_be_tried_again() {
+    let (_, mut gate, url) = postgres().await;
+    let options = PostgresOptions { timeout: Duration::from_secs(30), ..PostgresOptions::new(&url) };
+    let store = PostgresStore::open(&options).unwrap();
+    let batch = vec![user(1), User { name: "Late".into(), ..user(2) }];
+    sqlx::raw_sql(
+        "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN IF NEW.name = 'Late' THEN PERFORM pg_advisory_xact_lock(1); END IF; RETURN NEW; END $$; \
+         CREATE TRIGGER gate BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION gate(); \
+         SELECT pg_advisory_lock(1)",
+    )
+    .execute(&mut gate)
+    .await
+    .unwrap();
+    let mut other = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("SET deadlock_timeout = '1h'; BEGIN").execute(&mut other).await.unwrap();
+    let take = "INSERT INTO users (id, name, email) VALUES ($1, 'Other', 'other@x')";
+    sqlx::query(take).bind(batch[1].id.0).execute(&mut other).await.unwrap();
+
+    let ours = tokio::spawn({
+        let (store, batch) = (store.clone(), batch.clone());
+        async move { store.insert(&batch).await }
+    });
+    until_waiting(&mut gate, 1).await;
+    let first = batch[0].id.0;
+    let theirs = tokio::spawn(async move {
+        sqlx::query(take).bind(first).execute(&mut other).await.unwrap();
+        other
+    });
+    until_waiting(&mut gate, 2).await;
+    sqlx::raw_sql("SELECT pg_advisory_unlock(1)").execute(&mut gate).await.unwrap();
+    assert_eq!(ours.await.unwrap().unwrap_err().trouble, Trouble::Deadlock);
+    sqlx::raw_sql("ROLLBACK").execute(&mut theirs.await.unwrap()).await.unwrap();
+    assert_eq!(store.insert(&batch).await.unwrap().new, 2);
+}
+
+/// Waits until so many wait for a lock in this database.
+async fn until_waiting(admin: &mut PgConnection, count: i64) {
+    let waiting = "SELECT COUNT(*) FROM pg_stat_activity \
+         WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let admin = tokio::sync::Mutex::new(admin);
+    eventually(Duration::from_secs(20), format!("{count} to wait"), || async {
+        let found: i64 = sqlx::query_scalar(waiting).fetch_one(&mut **admin.lock().await).await.unwrap();
+        (found == count).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

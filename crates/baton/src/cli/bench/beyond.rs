@@ -10,7 +10,7 @@ use super::process::{Directory, Machine, Service, free_port, vars};
 use super::raw::{Broker, new_row};
 use super::relay::{IDLE_SENT, Relayers, watch};
 use super::servers::Servers;
-use super::table::{Report, median};
+use super::table::{Report, Spread, median};
 use super::{Settings, progress};
 use crate::config::{Config, Service as Kind};
 use crate::relay::engine::Engine;
@@ -158,19 +158,4 @@ async fn fill(vars: &[(&'static str, String)], count: u64) -> anyhow::Result<Arc
         }
     }
     Ok(store)
-}
-
-/// The median of some rounds, and how far they were apart.
-struct Spread {
-    median: f64,
-    range: String,
-}
-
-impl Spread {
-    fn of(values: Vec<f64>) -> Self {
-        let (least, most) =
-            values.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| (value.min(least), value.max(most)));
-        let range = format!("{} rounds, {least:.0} to {most:.0}", values.len());
-        Self { median: median(values), range }
-    }
 }

@@ -1,4 +1,4 @@
-//! `bench accept|relay|queue`: how fast it is, beside the raw cost of the same parts in the same run on the same machine.
+//! `bench accept|relay|queue|users`: how fast it is, beside the raw cost of the same parts in the same run on the same machine.
 //! Figures from two machines, or from two moments of one, do not compare; the ratios do.
 
 mod accept;
@@ -10,17 +10,20 @@ mod raw;
 mod relay;
 mod servers;
 mod table;
+mod users;
 
 pub use accept::serve_nothing;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
+use tokio_util::sync::CancellationToken;
 
 use servers::Servers;
 use table::Report;
+use users::UsersBench;
 
 /// What to measure.
 #[derive(Subcommand)]
@@ -33,7 +36,14 @@ pub enum BenchCommand {
     Relay(OnEngine),
     /// The embedded queue: the cost of a message at 1,000 and at 1,000,000 queued
     Queue(Settings),
+    /// Enrolling: rows a second of one users-consumer with a full queue, beside what database and broker do by themselves
+    #[command(after_help = USERS_HELP)]
+    Users(UsersBench),
 }
+
+const USERS_HELP: &str = "PostgreSQL and RabbitMQ are found by USERS_DATABASE_URL (its server) and RABBITMQ_URL. A database, \
+    exchanges and queues named baton_bench_… are made on them and removed afterwards. `scripts/services start` runs such \
+    servers.";
 
 const ENGINE_HELP: &str = "The engines beyond one machine are found by the usual variables: DATABASE_URL (its server), \
     SQS_ENDPOINT_URL with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or RABBITMQ_URL, and REDIS_URL if set. A database and \
@@ -121,6 +131,7 @@ pub async fn run(command: BenchCommand) -> anyhow::Result<ExitCode> {
             (on_servers(engine, measure).await?, settings.json)
         }
         BenchCommand::Queue(settings) => (queue::run(&settings).await?, settings.json),
+        BenchCommand::Users(bench) => (users::run(&bench).await?, bench.json),
     };
     report.print(json);
     Ok(ExitCode::SUCCESS)
@@ -133,13 +144,31 @@ async fn on_servers(
 ) -> anyhow::Result<Report> {
     let interrupted = super::shutdown_on_signal()?;
     let servers = Servers::prepare(engine).await?;
-    // What is dropped half-way ends its services.
-    let measured = tokio::select! {
-        measured = measure(&servers) => measured,
-        () = interrupted.cancelled() => Err(anyhow::anyhow!("interrupted")),
-    };
+    let measured = unless_interrupted(interrupted, measure(&servers)).await;
     servers.remove().await;
     measured
+}
+
+/// What is dropped half-way ends its services.
+async fn unless_interrupted(
+    interrupted: CancellationToken,
+    measure: impl Future<Output = anyhow::Result<Report>>,
+) -> anyhow::Result<Report> {
+    tokio::select! {
+        measured = measure => measured,
+        () = interrupted.cancelled() => Err(anyhow::anyhow!("interrupted")),
+    }
+}
+
+/// The rate of the middle: processes that start and a queue that runs dry are left out of it, a tenth at each end.
+fn middle_rate(seen: &[(Instant, u64)], total: u64, started: Instant) -> f64 {
+    let first = seen.iter().find(|(_, done)| *done >= total / 10);
+    let last = seen.iter().rfind(|(_, done)| *done <= total - total / 10);
+    match (first, last) {
+        (Some(first), Some(last)) if last.0 > first.0 => (last.1 - first.1) as f64 / (last.0 - first.0).as_secs_f64(),
+        // Too few to have a middle.
+        _ => total as f64 / started.elapsed().as_secs_f64().max(0.001),
+    }
 }
 
 /// Says on the error stream what is being done, so that the output stays clean.

@@ -12,7 +12,7 @@ use super::accept::RawCommits;
 use super::load;
 use super::process::{API_KEY, BODY, Directory, RELAYER_KEY, Service, free_port, vars};
 use super::table::{Report, median};
-use super::{Settings, progress};
+use super::{Settings, middle_rate, progress};
 use crate::relay::store::TransactionStore;
 use crate::relay::store::sqlite::SqliteStore;
 use crate::relay::transaction::Status;
@@ -110,8 +110,7 @@ async fn raw_posts(port: u16, settings: &Settings) -> anyhow::Result<f64> {
     Ok(load::run(address, request, 64, 200, settings.span()).await?.rate())
 }
 
-/// Waits until nothing is pending. The rate is that of the middle: processes that start and a queue that runs dry are
-/// left out of it, a tenth at each end.
+/// Waits until nothing is pending.
 pub async fn watch(store: &dyn TransactionStore, total: u64) -> anyhow::Result<f64> {
     let started = Instant::now();
     let mut seen: Vec<(Instant, u64)> = Vec::new();
@@ -132,16 +131,6 @@ pub async fn watch(store: &dyn TransactionStore, total: u64) -> anyhow::Result<f
         }
         anyhow::ensure!(started.elapsed() < Duration::from_secs(300), "{pending} are still pending after 5 minutes");
         tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
-
-fn middle_rate(seen: &[(Instant, u64)], total: u64, started: Instant) -> f64 {
-    let first = seen.iter().find(|(_, done)| *done >= total / 10);
-    let last = seen.iter().rfind(|(_, done)| *done <= total - total / 10);
-    match (first, last) {
-        (Some(first), Some(last)) if last.0 > first.0 => (last.1 - first.1) as f64 / (last.0 - first.0).as_secs_f64(),
-        // Too few to have a middle.
-        _ => total as f64 / started.elapsed().as_secs_f64().max(0.001),
     }
 }
 

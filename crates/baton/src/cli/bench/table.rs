@@ -86,3 +86,21 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
+
+/// The median of some rounds, and how far they were apart.
+pub struct Spread {
+    /// The middle one.
+    pub median: f64,
+    /// How many there were, from the least to the most.
+    pub range: String,
+}
+
+impl Spread {
+    /// Of these.
+    pub fn of(values: Vec<f64>) -> Self {
+        let (least, most) =
+            values.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| (value.min(least), value.max(most)));
+        let range = format!("{} rounds, {least:.0} to {most:.0}", values.len());
+        Self { median: median(values), range }
+    }
+}

@@ -3,6 +3,7 @@
 //! that the product is compared with the best that can be had and not with a straw man.
 
 pub mod mysql;
+pub mod postgres;
 pub mod rabbitmq;
 pub mod sqs;
 

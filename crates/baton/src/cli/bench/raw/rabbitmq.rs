@@ -82,19 +82,7 @@ impl RawRabbitMq {
         for connections in CONSUMERS {
             let (connection, channel) = self.open().await?;
             publish(channel.clone(), self.queue.clone(), Until::Count(count)).await?;
-            let mut tasks = JoinSet::new();
-            let share = count / connections as u64;
-            let started = Instant::now();
-            for _ in 0..connections {
-                let (connection, channel) = self.connect().await?;
-                tasks.spawn(consume(connection, channel, self.queue.clone(), share));
-            }
-            let (mut total, mut last) = (0, started);
-            while let Some(done) = tasks.join_next().await {
-                let (count, at) = done??;
-                (total, last) = (total + count, last.max(at));
-            }
-            best = best.max(total as f64 / (last - started).as_secs_f64().max(0.001));
+            best = best.max(consume_rate(&self.url, &self.queue, count, connections).await?);
             self.close(connection, channel).await?;
         }
         Ok(best)
@@ -124,10 +112,7 @@ impl RawRabbitMq {
     }
 
     async fn connect(&self) -> anyhow::Result<(Connection, Channel)> {
-        let connection = Connection::connect(&self.url, ConnectionProperties::default()).await?;
-        let channel = connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok((connection, channel))
+        connect(&self.url).await
     }
 
     /// A connection and an empty queue.
@@ -172,6 +157,30 @@ async fn publish(channel: Channel, queue: String, until: Until) -> anyhow::Resul
             None => return Ok(confirmed),
         }
     }
+}
+
+/// Messages of this queue, which holds at least so many, consumed and acknowledged a second.
+pub async fn consume_rate(url: &str, queue: &str, count: u64, connections: usize) -> anyhow::Result<f64> {
+    let mut tasks = JoinSet::new();
+    let share = count / connections as u64;
+    let started = Instant::now();
+    for _ in 0..connections {
+        let (connection, channel) = connect(url).await?;
+        tasks.spawn(consume(connection, channel, queue.to_owned(), share));
+    }
+    let (mut total, mut last) = (0, started);
+    while let Some(done) = tasks.join_next().await {
+        let (count, at) = done??;
+        (total, last) = (total + count, last.max(at));
+    }
+    Ok(total as f64 / (last - started).as_secs_f64().max(0.001))
+}
+
+async fn connect(url: &str) -> anyhow::Result<(Connection, Channel)> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    Ok((connection, channel))
 }
 
 /// Takes so many, or all there are; how many it were and when the last was acknowledged.

@@ -1,11 +1,10 @@
-//! Writing a batch. One statement is one commit, and in a batch without fault that is all there is.
+//! Writing a batch: one call, one commit, also when the database refuses some of the rows.
 //!
-//! When the database refuses a row, nothing of the statement is kept, and it names the row only in words for people. So
-//! the batch is written again in one transaction with savepoints: first without the row that those words seem to mean,
-//! which is then tried alone; where that does not help, by halves. Whatever the words say, only a row that is refused
-//! alone counts as refused.
+//! What a refused row undoes is kept small on the server: `users_insert` (`migrations/postgres/0002_users_insert.sql`)
+//! writes the batch in parts and a part with a bad row one by one. What it never gets to see, a text that the server's
+//! encoding has no letters for, and what shows only at the commit, a deferred constraint, fails the whole call: then each
+//! half is written by itself, down to the row.
 
-use sqlx::postgres::PgDatabaseError;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
@@ -13,14 +12,9 @@ use super::pool::{Pool, is_row_fault, work};
 use crate::users::store::{Fate, Inserted, OTHER_USER, StoreError};
 use crate::users::user::User;
 
-/// A message may come twice, and the row is there already; any other conflict is a fault of the row.
-const INSERT: &str = "INSERT INTO users (id, name, email) SELECT id, name, email \
-     FROM UNNEST($1::uuid[], $2::text[], $3::text[]) AS new (id, name, email) ON CONFLICT (id) DO NOTHING";
+const INSERT: &str = "SELECT added, places, reasons FROM users_insert($1, $2, $3)";
 
 const FIND: &str = "SELECT id, name, email FROM users WHERE id = ANY($1)";
-
-/// How often the database's words are followed; each time costs a batch, so with more bad rows halving is cheaper.
-const HINTS_MAX: usize = 3;
 
 /// Stores users, each by its own fate.
 pub(super) async fn insert(pool: &Pool, users: &[User]) -> Result<Inserted, StoreError> {
@@ -33,11 +27,22 @@ pub(super) async fn insert(pool: &Pool, users: &[User]) -> Result<Inserted, Stor
     let (rows, count) = (&rows[..], users.len());
     pool.call(work!(connection => {
         let mut fates = vec![Fate::Stored; count];
-        let new = match write(connection, rows).await {
-            Ok(new) => new,
-            Err(error) if is_row_fault(&error) => sift(connection, rows, error, &mut fates).await?,
-            Err(error) => return Err(error),
-        };
+        let mut new = 0;
+        // The last one is written first.
+        let mut parts = vec![rows];
+        while let Some(part) = parts.pop() {
+            match write(connection, part, &mut fates).await {
+                Ok(added) => new += added,
+                Err(error) if is_row_fault(&error) => match part {
+                    [(place, _)] => fates[*place] = Fate::Refused(reason(&error)),
+                    _ => {
+                        let (left, right) = part.split_at(part.len() / 2);
+                        parts.extend([right, left]);
+                    }
+                },
+                Err(error) => return Err(error),
+            }
+        }
         let refused = fates.iter().filter(|fate| **fate != Fate::Stored).count();
         if new + refused < count {
             compare(connection, rows, &mut fates).await?;
@@ -47,75 +52,24 @@ pub(super) async fn insert(pool: &Pool, users: &[User]) -> Result<Inserted, Stor
     .await
 }
 
-/// Writes the rows with one statement; returns how many were not there before.
-async fn write(connection: &mut PgConnection, rows: &[(usize, &User)]) -> Result<usize, sqlx::Error> {
+/// Writes the rows that the database takes and marks the others; returns how many were not there before.
+async fn write(
+    connection: &mut PgConnection,
+    rows: &[(usize, &User)],
+    fates: &mut [Fate],
+) -> Result<usize, sqlx::Error> {
     let ids: Vec<Uuid> = rows.iter().map(|(_, user)| user.id.0).collect();
     let names: Vec<&str> = rows.iter().map(|(_, user)| user.name.as_str()).collect();
     let emails: Vec<&str> = rows.iter().map(|(_, user)| user.email.as_str()).collect();
-    let done = sqlx::query(INSERT).bind(ids).bind(names).bind(emails).execute(connection).await?;
-    Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
-}
-
-/// Writes the rows that the database takes and marks the others, in one transaction.
-async fn sift<'u>(
-    connection: &mut PgConnection,
-    rows: &[(usize, &'u User)],
-    error: sqlx::Error,
-    fates: &mut [Fate],
-) -> Result<usize, sqlx::Error> {
-    // Whatever goes wrong from here on closes the connection, and with it the transaction.
-    sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
-    let (mut new, mut hints) = (0, 0);
-    let mut groups: Vec<Vec<(usize, &'u User)>> = split(rows, &error, &mut hints);
-    while let Some(group) = groups.pop() {
-        sqlx::raw_sql("SAVEPOINT part").execute(&mut *connection).await?;
-        match write(connection, &group).await {
-            Ok(added) => {
-                sqlx::raw_sql("RELEASE SAVEPOINT part").execute(&mut *connection).await?;
-                new += added;
-            }
-            Err(error) if is_row_fault(&error) => {
-                sqlx::raw_sql("ROLLBACK TO SAVEPOINT part").execute(&mut *connection).await?;
-                match group[..] {
-                    [(place, _)] => fates[place] = Fate::Refused(reason(&error)),
-                    _ => groups.extend(split(&group, &error, &mut hints)),
-                }
-            }
-            Err(error) => return Err(error),
-        }
+    // Answered after the commit: the row of the answer is not enough, its end is waited for.
+    let done = sqlx::query(INSERT).bind(ids).bind(names).bind(emails).fetch_one(connection).await?;
+    let (places, reasons): (Vec<i32>, Vec<String>) = (done.try_get("places")?, done.try_get("reasons")?);
+    for (place, reason) in places.into_iter().zip(reasons) {
+        let row = usize::try_from(place - 1).ok().and_then(|place| rows.get(place));
+        let (place, _) = row.ok_or_else(|| sqlx::Error::Protocol(format!("users_insert names row {place}")))?;
+        fates[*place] = Fate::Refused(reason);
     }
-    sqlx::raw_sql("COMMIT").execute(&mut *connection).await?;
-    Ok(new)
-}
-
-/// The rest and the suspect, or two halves; the last one in the list is tried first.
-fn split<'u>(rows: &[(usize, &'u User)], error: &sqlx::Error, hints: &mut usize) -> Vec<Vec<(usize, &'u User)>> {
-    let suspect = if *hints < HINTS_MAX { suspect(rows, error) } else { None };
-    match suspect {
-        _ if rows.len() == 1 => vec![rows.to_vec()],
-        Some(place) => {
-            *hints += 1;
-            let rest = rows[..place].iter().chain(&rows[place + 1..]).copied().collect();
-            // Last, so that of two that exclude each other the first one stays.
-            vec![vec![rows[place]], rest]
-        }
-        None => {
-            let (left, right) = rows.split_at(rows.len() / 2);
-            vec![right.to_vec(), left.to_vec()]
-        }
-    }
-}
-
-/// The row that the database's words are about, if they show its id or a whole value of it. It writes a row as
-/// `(id, name, …)` and a key as `(column)=(value)`.
-fn suspect(rows: &[(usize, &User)], error: &sqlx::Error) -> Option<usize> {
-    let detail = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?.detail()?;
-    let by_id = rows.iter().position(|(_, user)| detail.contains(&user.id.to_string()));
-    by_id.or_else(|| {
-        let is_key = |value: &str| detail.contains(&format!("=({value})"));
-        // Of two new rows that exclude each other the second is the one refused.
-        rows.iter().rposition(|(_, user)| is_key(&user.email) || is_key(&user.name))
-    })
+    Ok(usize::try_from(done.try_get::<i64, _>("added")?).unwrap_or(0))
 }
 
 /// Finds out which of the rows that were there already are other users under the same id.

@@ -9,7 +9,10 @@ use super::pool::{PostgresOptions, connect, store_error};
 use crate::users::store::{StoreError, Trouble};
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 1] = [include_str!("../../../../migrations/postgres/0001_users.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../../../migrations/postgres/0001_users.sql"),
+    include_str!("../../../../migrations/postgres/0002_users_insert.sql"),
+];
 
 /// A large table takes its time to change.
 const TIMEOUT: Duration = Duration::from_secs(3600);
