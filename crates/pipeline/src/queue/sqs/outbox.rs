@@ -17,8 +17,8 @@ use super::calls::{BATCH_MAX, Calls, Fault};
 use super::wire::{BYTES_MAX, Parcel};
 use crate::queue::QueueError;
 
-/// So many requests run at once, however little is in them.
-const SMALL_REQUESTS_MAX: usize = 4;
+/// So many requests run at once, however little is in them: what comes meanwhile shares the next.
+const SMALL_REQUESTS_MAX: usize = 1;
 /// So many run at once when each is full.
 const REQUESTS_MAX: usize = 16;
 /// How much may stand in line; whoever brings more waits.
