@@ -57,7 +57,7 @@ async fn api_killed() {
     promises.extend(locked_out);
 
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0);
+    assert_eq!(ledger.failed_promises, 0);
 }
 
 /// The store, taken away from the API.

@@ -21,6 +21,8 @@ const SHOWN: usize = 10;
 pub struct Ledger {
     pub confirmed: usize,
     pub failed: usize,
+    /// Of those that were accepted. What nobody was promised may have been taken back.
+    pub failed_promises: usize,
     pub duplicates: usize,
     pub lost: usize,
     pub unknown: usize,
@@ -61,7 +63,10 @@ impl Ledger {
         }
         for (id, serial) in &promises.accepted {
             match ledger.rows.get(serial) {
-                Some(row) if row["transactionId"] == id.as_str() => ledger.settle(*serial, effects.remove(serial)),
+                Some(row) if row["transactionId"] == id.as_str() => {
+                    ledger.failed_promises += usize::from(row["status"] == "failed");
+                    ledger.settle(*serial, effects.remove(serial));
+                }
                 other => {
                     ledger.lost += 1;
                     ledger.findings.push(format!("{serial} was accepted as {id}, and the list has {other:?}"));

@@ -32,7 +32,7 @@ async fn frozen(name: &'static str, engine: Engine, server: Server) {
     };
     let promises: Promises = load_during(&story, &stand, freeze).await;
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "an outage is not the work's fault");
+    assert_eq!(ledger.failed_promises, 0, "an outage is not the work's fault");
 }
 
 /// Every question that a process answers.

@@ -52,7 +52,7 @@ async fn frozen_with_locks() {
     stand.consumers[0].sigcont().unwrap();
     promises.extend(client.crowd(CROWD, serial..serial + EACH, story.seed).await);
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "a stopped process is not the work's fault");
+    assert_eq!(ledger.failed_promises, 0, "a stopped process is not the work's fault");
 }
 
 /// Whether somebody has changed rows, says nothing more, and is still there a moment later.

@@ -33,7 +33,7 @@ async fn killed(name: &'static str, engine: Engine, server: Server, times: usize
     let promises = load_during(&story, &stand, kill).await;
     story.kills = times;
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "an outage is not the work's fault");
+    assert_eq!(ledger.failed_promises, 0, "an outage is not the work's fault");
     (stand, servers)
 }
 

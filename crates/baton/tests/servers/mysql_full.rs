@@ -44,5 +44,5 @@ async fn mysql_full() {
     };
     let promises = load_during(&story, &stand, full).await;
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "an outage is not the work's fault");
+    assert_eq!(ledger.failed_promises, 0, "an outage is not the work's fault");
 }

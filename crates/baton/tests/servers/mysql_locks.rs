@@ -51,7 +51,7 @@ async fn mysql_locks() {
     println!("  {ours} transactions of ours were undone by deadlocks");
     assert!(ours > 0, "nobody got in the way of anybody");
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "a lock is not the work's fault");
+    assert_eq!(ledger.failed_promises, 0, "a lock is not the work's fault");
 }
 
 async fn deadlocks(root: &mut MySqlConnection) -> i64 {

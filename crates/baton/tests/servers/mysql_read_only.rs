@@ -31,7 +31,7 @@ async fn mysql_read_only() {
     };
     let promises = load_during(&story, &stand, read_only).await;
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "an outage is not the work's fault");
+    assert_eq!(ledger.failed_promises, 0, "an outage is not the work's fault");
 }
 
 /// A request that is accepted: there is load, and it gets through.

@@ -30,5 +30,5 @@ async fn mysql_slow() {
     };
     let promises = load_during(&story, &stand, slow).await;
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "slowness is not the work's fault");
+    assert_eq!(ledger.failed_promises, 0, "slowness is not the work's fault");
 }

@@ -36,5 +36,5 @@ async fn queue_at_accept() {
     let promises = load_during(&story, &stand, down).await;
     assert!(!promises.refused.is_empty());
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0, "what was accepted is done");
+    assert_eq!(ledger.failed_promises, 0, "what was accepted is done");
 }

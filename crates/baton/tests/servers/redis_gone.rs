@@ -28,7 +28,7 @@ async fn redis_gone() {
     story.kills = 1;
     assert_eq!((promises.refused.len(), promises.unanswered.len()), (0, 0), "it is a cache, and only that");
     let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed, 0);
+    assert_eq!(ledger.failed_promises, 0);
     read_all(&stand, &sent).await;
 }
 
