@@ -102,7 +102,9 @@ async fn a_marked_signal_has_fired_when_the_write_is_answered() {
         })
         .await
         .unwrap();
-        assert!(waiting.changed().now_or_never().is_some(), "round {round}");
+        // A task that has done much without a pause is made to wait by the runtime, even for what is there.
+        let fired = tokio::task::unconstrained(waiting.changed()).now_or_never();
+        assert!(fired.is_some(), "round {round}");
     }
 }
 
