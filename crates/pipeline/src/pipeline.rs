@@ -405,7 +405,8 @@ impl Engine {
         }
         // A receive that has already taken its messages is finished; one that still waits is dropped.
         let mut unstarted = Vec::new();
-        while let Some(Some(received)) = receives.next().now_or_never() {
+        // Unconstrained: the runtime makes a task that has done much wait, even for what is there.
+        while let Some(Some(received)) = tokio::task::unconstrained(receives.next()).now_or_never() {
             unstarted.extend(self.sort(received, &mut flow, &desk));
         }
         if !self.queue.capabilities().cancel_safe {
