@@ -3,7 +3,9 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use metrics::gauge;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use pipeline::Depth;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -46,4 +48,15 @@ pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
         .install_recorder()?;
     Ok(handle)
+}
+
+/// Shows how full a queue is.
+pub fn measure_queue(queue: &'static str, depth: &Depth) {
+    let parts =
+        [("ready", depth.ready), ("in_flight", depth.in_flight), ("delayed", depth.delayed), ("dead", depth.dead)];
+    for (state, count) in parts {
+        gauge!("baton_queue_messages", "queue" => queue, "state" => state).set(count as f64);
+    }
+    let age = depth.oldest_age.unwrap_or_default();
+    gauge!("baton_queue_oldest_age_seconds", "queue" => queue).set(age.as_secs_f64());
 }

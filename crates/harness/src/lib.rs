@@ -14,7 +14,6 @@
 pub mod engine;
 pub mod ledger;
 pub mod ports;
-pub mod private_servers;
 pub mod process;
 pub mod proxy;
 pub mod relayer;

@@ -4,6 +4,7 @@
 //! set with it. Whatever happens to this process, somebody who waits for its end stops what is left.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -24,9 +25,11 @@ pub enum Server {
     Sqs,
     /// RabbitMQ, which knows what it has confirmed.
     RabbitMq,
+    /// PostgreSQL. After `kill -9` it still knows what it was told.
+    Postgres,
 }
 
-/// The servers of an engine, for one story at a time.
+/// Some servers, for one story at a time.
 pub struct Servers {
     /// There until it is dropped.
     set: Option<Set>,
@@ -36,7 +39,7 @@ pub struct Servers {
 static IDLE: Mutex<Vec<Set>> = Mutex::new(Vec::new());
 
 struct Set {
-    engine: Engine,
+    servers: &'static [Server],
     directory: PathBuf,
     addresses: BTreeMap<String, String>,
     /// Stops the servers when its standard input ends: when this is dropped, or this process has come to any end.
@@ -51,24 +54,42 @@ impl Server {
             Self::Redis => "redis",
             Self::Sqs => "sqs",
             Self::RabbitMq => "rabbitmq",
+            Self::Postgres => "postgres",
         }
     }
 }
 
 impl Servers {
-    /// A set in which everything runs.
+    /// A set in which all of these run.
     ///
     /// # Panics
     /// When they do not start.
-    pub async fn of(engine: Engine) -> Self {
-        let mut set = Set::any(engine).expect("a directory for the servers");
+    pub async fn running(servers: &'static [Server]) -> Self {
+        let mut set = Set::any(servers).expect("a directory for the servers");
         set.start().await.expect("the servers start");
         Self { set: Some(set) }
     }
 
+    /// Those of an engine.
+    ///
+    /// # Panics
+    /// When they do not start.
+    pub async fn of(engine: Engine) -> Self {
+        Self::running(match engine {
+            Engine::Embedded => &[],
+            Engine::MySqlSqs => &[Server::MariaDb, Server::Sqs, Server::Redis],
+            Engine::MySqlRabbitMq => &[Server::MariaDb, Server::RabbitMq, Server::Redis],
+        })
+        .await
+    }
+
     /// Which engine they are for.
     pub fn engine(&self) -> Engine {
-        self.set().engine
+        match self.set().servers {
+            servers if servers.contains(&Server::Sqs) => Engine::MySqlSqs,
+            servers if servers.contains(&Server::MariaDb) => Engine::MySqlRabbitMq,
+            _ => Engine::Embedded,
+        }
     }
 
     /// The address in a variable that `scripts/services env` prints.
@@ -120,7 +141,7 @@ impl Servers {
 impl Drop for Servers {
     fn drop(&mut self) {
         let Some(set) = self.set.take() else { return };
-        for server in set.servers() {
+        for server in set.servers {
             // One that was killed cannot go on, and need not.
             let _ = set.signal(*server, "CONT");
         }
@@ -132,12 +153,14 @@ impl Drop for Servers {
 
 impl Set {
     /// One that is idle, or a new one.
-    fn any(engine: Engine) -> Result<Self> {
+    fn any(servers: &'static [Server]) -> Result<Self> {
         let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = idle.iter().position(|set| set.engine == engine) {
+        if let Some(place) = idle.iter().position(|set| set.servers == servers) {
             return Ok(idle.swap_remove(place));
         }
         let directory = tempfile::Builder::new().prefix("baton-servers-").tempdir()?.keep();
+        // PostgreSQL runs as a user of its own and must get through.
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755))?;
         let stop_at_the_end = r#"trap "" INT TERM; cat >/dev/null; "$0" stop; rm -rf "$BATON_SERVICES_DIR""#;
         let keeper = std::process::Command::new("sh")
             .args(["-c", stop_at_the_end, SCRIPT])
@@ -146,27 +169,19 @@ impl Set {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Self { engine, directory, addresses: BTreeMap::new(), keeper })
+        Ok(Self { servers, directory, addresses: BTreeMap::new(), keeper })
     }
 
     /// Starts what does not run.
     async fn start(&mut self) -> Result<()> {
-        self.run("start", self.servers()).await?;
-        let exports = self.run("env", self.servers()).await?;
+        self.run("start", self.servers).await?;
+        let exports = self.run("env", self.servers).await?;
         let read = |line: &str| {
             let (name, value) = line.strip_prefix("export ")?.split_once('=')?;
             Some((name.to_owned(), value.trim_matches('\'').to_owned()))
         };
         self.addresses = exports.lines().filter_map(read).collect();
         Ok(())
-    }
-
-    fn servers(&self) -> &'static [Server] {
-        match self.engine {
-            Engine::Embedded => &[],
-            Engine::MySqlSqs => &[Server::MariaDb, Server::Sqs, Server::Redis],
-            Engine::MySqlRabbitMq => &[Server::MariaDb, Server::RabbitMq, Server::Redis],
-        }
     }
 
     async fn run(&self, command: &str, servers: &[Server]) -> Result<String> {

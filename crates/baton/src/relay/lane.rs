@@ -22,6 +22,7 @@ use super::status::StatusLookup;
 use super::transaction::ConsumerId;
 use super::webhook::{self, WebhookState};
 use crate::config::{Config, RelayConfig};
+use crate::telemetry;
 use crate::timestamp::Timestamp;
 
 /// The name of the queue.
@@ -145,17 +146,7 @@ impl Lane {
     async fn measure(&self, shutdown: CancellationToken) {
         loop {
             if let Ok(depth) = self.book.queue.depth().await {
-                let parts = [
-                    ("ready", depth.ready),
-                    ("in_flight", depth.in_flight),
-                    ("delayed", depth.delayed),
-                    ("dead", depth.dead),
-                ];
-                for (state, count) in parts {
-                    gauge!("baton_queue_messages", "queue" => QUEUE, "state" => state).set(count as f64);
-                }
-                let age = depth.oldest_age.unwrap_or_default();
-                gauge!("baton_queue_oldest_age_seconds", "queue" => QUEUE).set(age.as_secs_f64());
+                telemetry::measure_queue(QUEUE, &depth);
             }
             if let Ok(census) = self.book.store.census().await {
                 for (status, count) in census.open {

@@ -17,6 +17,7 @@ use super::engine::{Engine, QUEUE};
 use super::intake::Intake;
 use super::store::UserStore;
 use crate::config::{Config, UsersConfig};
+use crate::telemetry;
 
 /// The lane.
 pub struct Lane {
@@ -92,17 +93,7 @@ impl Lane {
     pub async fn watch(&self, shutdown: CancellationToken) {
         loop {
             if let Ok(depth) = self.queue.depth().await {
-                let parts = [
-                    ("ready", depth.ready),
-                    ("in_flight", depth.in_flight),
-                    ("delayed", depth.delayed),
-                    ("dead", depth.dead),
-                ];
-                for (state, count) in parts {
-                    gauge!("baton_queue_messages", "queue" => QUEUE, "state" => state).set(count as f64);
-                }
-                let age = depth.oldest_age.unwrap_or_default();
-                gauge!("baton_queue_oldest_age_seconds", "queue" => QUEUE).set(age.as_secs_f64());
+                telemetry::measure_queue(QUEUE, &depth);
             }
             if let Ok(count) = self.store.count_set_aside().await {
                 gauge!("baton_users_set_aside").set(count as f64);

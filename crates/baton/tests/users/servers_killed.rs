@@ -3,22 +3,22 @@
 
 use std::time::Duration;
 
-use harness::private_servers::PrivateServers;
+use harness::servers::{self, Server};
 
 use crate::stand::{Plan, Servers, Stand};
 use crate::story::{Story, crowd, users};
 
-async fn under_load(name: &'static str, server: &str) {
+async fn under_load(name: &'static str, server: Server) {
     let mut story = Story::begin(name);
-    let servers = PrivateServers::start(&["postgres", "rabbitmq"]).await.unwrap();
+    let servers = servers::Servers::running(&[Server::Postgres, Server::RabbitMq]).await;
     let mut stand = stand(&servers).await;
     stand.add_consumer().await;
     let pauses = [story.moment(Duration::from_secs(2)), story.moment(Duration::from_secs(3))];
     let killing = async {
         for pause in pauses {
             tokio::time::sleep(pause).await;
-            servers.kill(server).await.unwrap();
-            servers.restart(server).await.unwrap();
+            servers.kill(server).await;
+            servers.restart(server).await;
         }
     };
     let (promises, ()) = tokio::join!(crowd(&stand, users()), killing);
@@ -27,17 +27,17 @@ async fn under_load(name: &'static str, server: &str) {
     story.end(&stand, &promises).await;
 }
 
-async fn stand(servers: &PrivateServers) -> Stand {
-    let (amqp, postgres) = (servers.url("BATON_TEST_AMQP_URL"), servers.url("BATON_TEST_POSTGRES_URL"));
+async fn stand(servers: &servers::Servers) -> Stand {
+    let (amqp, postgres) = (servers.address("BATON_TEST_AMQP_URL"), servers.address("BATON_TEST_POSTGRES_URL"));
     Plan::on(Servers { amqp, postgres }).env("LOG_LEVEL", "warn").start().await
 }
 
 #[tokio::test]
 async fn broker_killed() {
-    under_load("broker_killed", "rabbitmq").await;
+    under_load("broker_killed", Server::RabbitMq).await;
 }
 
 #[tokio::test]
 async fn database_killed() {
-    under_load("database_killed", "postgres").await;
+    under_load("database_killed", Server::Postgres).await;
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use baton::relay::store::mysql::MySqlStore;
 use baton::relay::store::{Accepted, IdempotencyKey, NewTransaction, Saved, StoreError, TransactionStore};
-use baton::relay::transaction::{RelayerTxId, Step, TransactionId};
+use baton::relay::transaction::{Moved, RelayerTxId, Step, Transaction, TransactionId};
 use baton::timestamp::Timestamp;
 use futures::future::join_all;
 use harness::proxy::{Mode, Proxy};
@@ -140,15 +140,21 @@ async fn one_bad_row_does_not_fail_its_batch() {
     assert_eq!(count(&schema).await, 3);
 }
 
-#[tokio::test]
-async fn a_deadlock_is_retried() {
-    let schema = Schema::migrated().await;
-    let store = MySqlStore::open(&schema.options()).await.unwrap();
+/// A row that is stored and claimed, and the move that would bind it to that record.
+async fn about_to_be_bound(store: &MySqlStore, tx_id: &str) -> (Transaction, Moved) {
     let accepted = row(Timestamp::now().0);
     store.insert(std::slice::from_ref(&accepted)).await.unwrap();
     let (claimed, token) = claim(&accepted);
     store.save(&claimed).await.unwrap();
-    let bound = bind(&claimed.transaction, token, "wanted");
+    let bound = bind(&claimed.transaction, token, tx_id);
+    (accepted, bound)
+}
+
+#[tokio::test]
+async fn a_deadlock_is_retried() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options()).await.unwrap();
+    let (accepted, bound) = about_to_be_bound(&store, "wanted").await;
 
     // The rival has the record that the bind wants, and so much else that the server will not choose it as the victim.
     let mut rival = schema.connect().await;
@@ -173,11 +179,7 @@ async fn a_deadlock_is_retried() {
 async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options()).await.unwrap();
-    let accepted = row(Timestamp::now().0);
-    store.insert(std::slice::from_ref(&accepted)).await.unwrap();
-    let (claimed, token) = claim(&accepted);
-    store.save(&claimed).await.unwrap();
-    let bound = bind(&claimed.transaction, token, "oz-1");
+    let (accepted, bound) = about_to_be_bound(&store, "oz-1").await;
 
     // The rival stops the bind at its last step, after it has found no early webhook.
     let mut rival = schema.connect().await;
