@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -38,14 +38,18 @@ const SETTLE_GRACE: Duration = Duration::from_secs(10);
 /// How long a receive may go on after the shutdown signal where the server may have taken messages for it already. If
 /// there are any they come at once; a receive that still waits then is one for which there is nothing.
 const RECEIVE_GRACE: Duration = Duration::from_secs(1);
+/// How long a request waits to be full, where a full one costs no more ([`Capabilities::request_carries`]).
+///
+/// [`Capabilities::request_carries`]: crate::queue::Capabilities::request_carries
+const GATHER_TIME: Duration = Duration::from_millis(10);
 
 /// How a pipeline runs. Every field has a default.
 #[derive(Debug, Clone)]
 pub struct PipelineOptions {
     /// How many messages are handled at once. 64 by default.
     pub concurrency: usize,
-    /// How many messages one receive asks for, if as many slots are free. 64 by default; set it to what the backend
-    /// gives at once (10 on SQS), so that a full answer can be told from a queue that is running dry.
+    /// How many messages one receive asks for, if as many slots are free. 64 by default, and 10 on SQS, which gives no
+    /// more at once: a full answer can then be told from a queue that is running dry.
     pub receive_max: usize,
     /// How many receives run side by side while the queue has more than one can carry. 4 by default.
     pub receives_max: usize,
@@ -130,9 +134,11 @@ impl Pipeline {
             let handler = handler.clone();
             async move { handler.ready().await }
         };
-        let start = |delivery: Delivery| {
+        let start = |received: Vec<Delivery>| {
             while handlers.try_join_next().is_some() {}
-            handlers.spawn(handle_one(handler.clone(), delivery));
+            for delivery in received {
+                handlers.spawn(handle_one(handler.clone(), delivery));
+            }
         };
         let unstarted = engine.fetch(desk, ready, &shutdown, start).await;
 
@@ -157,8 +163,9 @@ impl Pipeline {
         shutdown: CancellationToken,
     ) -> Summary {
         let (engine, desk, helpers) = Engine::start(self, batching.in_flight_max());
-        let processors = Arc::new(Semaphore::new(batching.processors.max(1)));
-        let (prepared, gathering) = mpsc::channel(batching.size.max(1));
+        let shares = batching.processors.max(1);
+        let processors = Arc::new(Semaphore::new(shares));
+        let (prepared, gathering) = mpsc::channel(batching.processors.max(1));
         let mut gatherer = JoinSet::new();
         gatherer.spawn(gather(handler.clone(), batching, gathering));
         let mut preparing = JoinSet::new();
@@ -167,10 +174,15 @@ impl Pipeline {
             let handler = handler.clone();
             async move { handler.ready().await }
         };
-        let start = |delivery: Delivery| {
+        let start = |mut received: Vec<Delivery>| {
             while preparing.try_join_next().is_some() {}
-            let (handler, processors, prepared) = (handler.clone(), processors.clone(), prepared.clone());
-            preparing.spawn(prepare_one(handler, processors, delivery, prepared, shutdown.clone()));
+            let share = received.len().div_ceil(shares);
+            while !received.is_empty() {
+                let rest = received.split_off(share.min(received.len()));
+                let (handler, processors, prepared) = (handler.clone(), processors.clone(), prepared.clone());
+                preparing.spawn(prepare_some(handler, processors, received, prepared, shutdown.clone()));
+                received = rest;
+            }
         };
         let unstarted = engine.fetch(desk, ready, &shutdown, start).await;
 
@@ -197,11 +209,13 @@ async fn handle_one(handler: Arc<dyn Handler>, delivery: Delivery) {
     delivery.settle(outcome.into()).await;
 }
 
-async fn prepare_one<H: BatchHandler>(
+/// Prepares one processor's share of what came together, one after the other: a task for each message would cost more
+/// than most preparing does, and they would not stay in order.
+async fn prepare_some<H: BatchHandler>(
     handler: Arc<H>,
     processors: Arc<Semaphore>,
-    delivery: Delivery,
-    prepared: mpsc::Sender<(Delivery, H::Item)>,
+    deliveries: Vec<Delivery>,
+    prepared: mpsc::Sender<Vec<(Delivery, H::Item)>>,
     shutdown: CancellationToken,
 ) {
     let turn = tokio::select! {
@@ -209,24 +223,29 @@ async fn prepare_one<H: BatchHandler>(
         () = shutdown.cancelled() => None,
         turn = processors.acquire() => turn.ok(),
     };
-    let Some(_turn) = turn else {
-        return delivery.settle(Kind::HandBack).await;
-    };
-    let checked = AssertUnwindSafe(handler.prepare(&delivery.message)).catch_unwind().await;
-    match checked.unwrap_or_else(|panic| Err(delivery.failed(&panic_reason(&*panic)))) {
-        // If the gatherer is gone the drain is over, and the delivery counts as abandoned when it is dropped.
-        Ok(item) => drop(prepared.send((delivery, item)).await),
-        Err(outcome) => {
-            delivery.engine.meters.handled_alone();
-            delivery.settle(outcome.into()).await;
+    let mut items = Vec::with_capacity(deliveries.len());
+    for delivery in deliveries {
+        if turn.is_none() || shutdown.is_cancelled() {
+            delivery.settle(Kind::HandBack).await;
+            continue;
+        }
+        let checked = AssertUnwindSafe(handler.prepare(&delivery.message)).catch_unwind().await;
+        match checked.unwrap_or_else(|panic| Err(delivery.failed(&panic_reason(&*panic)))) {
+            Ok(item) => items.push((delivery, item)),
+            Err(outcome) => {
+                delivery.engine.meters.handled_alone();
+                delivery.settle(outcome.into()).await;
+            }
         }
     }
+    // If the gatherer is gone the drain is over, and deliveries count as abandoned when they are dropped.
+    drop(prepared.send(items).await);
 }
 
 async fn gather<H: BatchHandler>(
     handler: Arc<H>,
     options: BatchOptions,
-    mut prepared: mpsc::Receiver<(Delivery, H::Item)>,
+    mut prepared: mpsc::Receiver<Vec<(Delivery, H::Item)>>,
 ) {
     let batchers = Arc::new(Semaphore::new(options.batchers.max(1)));
     let mut handling = JoinSet::new();
@@ -234,17 +253,23 @@ async fn gather<H: BatchHandler>(
     let mut open = true;
     while open {
         let due = batch.due();
-        let full = tokio::select! {
+        let mut full = Vec::new();
+        tokio::select! {
             next = prepared.recv() => match next {
-                Some(entry) => batch.push(entry, Instant::now()),
+                Some(entries) => {
+                    let now = Instant::now();
+                    full.extend(entries.into_iter().filter_map(|entry| batch.push(entry, now)));
+                }
                 None => {
                     open = false;
-                    batch.flush()
+                    full.extend(batch.flush());
                 }
             },
-            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => batch.flush(),
-        };
-        if let Some(entries) = full {
+            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                full.extend(batch.flush());
+            }
+        }
+        for entries in full {
             // Waiting here stops the gathering, then the preparing, then the fetching.
             let turn = batchers.clone().acquire_owned().await.ok();
             while handling.try_join_next().is_some() {}
@@ -338,6 +363,15 @@ impl Drop for Delivery {
     }
 }
 
+/// So many slots, or after a moment the first that comes free.
+async fn reserve(slots: &Arc<Semaphore>, wanted: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
+    let all = slots.clone().acquire_many_owned(u32::try_from(wanted).unwrap_or(1));
+    match tokio::time::timeout(GATHER_TIME, all).await {
+        Ok(all) => all,
+        Err(_) => slots.clone().acquire_owned().await,
+    }
+}
+
 /// What came of one receive.
 struct Received {
     result: Result<Vec<Message>, QueueError>,
@@ -370,33 +404,39 @@ impl Engine {
         (engine, desk, Helpers { tasks, settled, stop_leases })
     }
 
-    /// Takes messages while there are free slots and gives each to `start`; returns on shutdown, with what it had
+    /// Takes messages while there are free slots and gives what came together to `start`; returns on shutdown, with what it had
     /// taken but not started.
     async fn fetch<R: Future<Output = ()> + Send>(
         self: &Arc<Self>,
         desk: Desk,
         ready: impl Fn() -> R,
         shutdown: &CancellationToken,
-        mut start: impl FnMut(Delivery),
+        mut start: impl FnMut(Vec<Delivery>),
     ) -> Vec<Delivery> {
         let slots = Arc::new(Semaphore::new(self.capacity));
-        let batch_max = self.options.receive_max.clamp(1, self.capacity);
+        let carries = self.queue.capabilities().request_carries.min(self.capacity);
+        let batch_max = match carries {
+            0 | 1 => self.options.receive_max.clamp(1, self.capacity),
+            carries => carries,
+        };
         let mut receives = FuturesUnordered::new();
         let mut flow = Flow::default();
         loop {
             // One receive waits for messages. Others join it only while they come back full, and ask without waiting.
             let another =
                 flow.full && receives.len() < self.options.receives_max && slots.available_permits() >= batch_max;
+            // With more to come, a receive that costs the same for many waits a moment for slots to put them in.
+            let wanted = if flow.full { carries.max(1) } else { 1 };
             let mut reserved = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
                 Some(received) = receives.next(), if !receives.is_empty() => {
-                    self.sort(received, &mut flow, &desk).for_each(&mut start);
+                    start(self.sort(received, &mut flow, &desk).collect());
                     continue;
                 }
-                Ok(slot) = slots.clone().acquire_owned(), if receives.is_empty() || another => slot,
+                Ok(slots) = reserve(&slots, wanted), if receives.is_empty() || another => slots,
             };
-            let more = slots.available_permits().min(batch_max - 1);
+            let more = slots.available_permits().min(batch_max.saturating_sub(reserved.num_permits()));
             if let Ok(others) = slots.clone().try_acquire_many_owned(u32::try_from(more).unwrap_or(0)) {
                 reserved.merge(others);
             }

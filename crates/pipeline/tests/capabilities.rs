@@ -52,12 +52,13 @@ async fn rabbitmq(name: &str, queue_type: QueueType) -> RabbitMqQueue {
 /// In Markdown, a column for each queue.
 fn table(queues: &[(&str, Capabilities)]) -> String {
     type Ask = fn(&Capabilities) -> String;
-    let rows: [(&str, Ask); 7] = [
+    let rows: [(&str, Ask); 8] = [
         ("durable: survives kill -9 once `send` has answered", |can| yes(can.durable)),
         ("ordered: equal age comes in the order sent", |can| yes(can.ordered)),
         ("fenced: a receipt whose lease was lost settles nothing", |can| yes(can.fenced)),
         ("shared between processes", |can| yes(can.shared)),
         ("cancel-safe: a cancelled receive has taken nothing", |can| yes(can.cancel_safe)),
+        ("messages in a request that costs as much as one", |can| can.request_carries.to_string()),
         ("longest body, unless set shorter", |can| format!("{} KiB", can.body_bytes_max / 1024)),
         ("longest delay in one step", |can| long(can.delay_max)),
     ];

@@ -3,7 +3,7 @@
 //! database less than one for each; many, or a write that takes its time, and another one starts.
 //!
 //! The embedded engine needs none of this, its writer groups by itself. Used for new rows by [`super::intake`] and for
-//! moves by [`super::store::mysql`].
+//! moves by [`super::store::mysql`], which also reads rows that are wanted at the same moment this way.
 
 use std::time::Duration;
 

@@ -1,12 +1,13 @@
 //! Tells the queue what became of each message. Verdicts pile up while a call is under way and go out together in the
-//! next; when idle one goes out at once. What fails for a passing reason is tried again while its lease lasts.
+//! next; when idle one goes out at once, and where a request costs the same for many it waits a moment for them. What fails for a passing reason is tried again while its lease lasts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
-use super::{Causes, Engine};
+use super::{Causes, Engine, GATHER_TIME};
 use crate::handler::Outcome;
 use crate::message::{Message, MessageId, Receipt};
 use crate::queue::QueueError;
@@ -80,12 +81,26 @@ pub(super) async fn settle(engine: Arc<Engine>, mut verdicts: mpsc::Receiver<Ver
         {
             group.push(verdict);
         }
+        fill_requests(&engine, &mut group, &mut verdicts).await;
         let tried = group.len();
         again = settle_group(&engine, group).await;
         engine.meters.settle_retried(again.len());
         failures = if again.is_empty() { 0 } else { failures + 1 };
         if failures == 1 {
             tracing::warn!(queue = engine.queue.name(), failed = again.len(), tried, "cannot settle; trying again");
+        }
+    }
+}
+
+/// Waits a moment for the last request of a group to be full, where that costs no more, and only while something is
+/// under way that could come to it.
+async fn fill_requests(engine: &Engine, group: &mut Vec<Verdict>, verdicts: &mut mpsc::Receiver<Verdict>) {
+    let carries = engine.queue.capabilities().request_carries.max(1);
+    let until = Instant::now() + GATHER_TIME;
+    while !group.len().is_multiple_of(carries) && group.len() < engine.leases.held() {
+        match tokio::time::timeout_at(until, verdicts.recv()).await {
+            Ok(Some(verdict)) => group.push(verdict),
+            Ok(None) | Err(_) => return,
         }
     }
 }

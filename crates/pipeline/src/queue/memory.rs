@@ -153,6 +153,7 @@ impl Queue for MemoryQueue {
             fenced: true,
             shared: false,
             cancel_safe: true,
+            request_carries: 1,
             body_bytes_max: self.inner.options.body_bytes_max,
             delay_max: WAIT_MAX,
         }

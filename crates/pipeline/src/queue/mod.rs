@@ -89,6 +89,8 @@ pub struct Capabilities {
     /// A receive that is cancelled has taken nothing. Otherwise the server may go on with it and lease messages to
     /// nobody, until their lease ends.
     pub cancel_safe: bool,
+    /// A request costs about the same with so many messages as with one. 1: each message has its own price.
+    pub request_carries: usize,
     /// The longest body accepted, in bytes.
     pub body_bytes_max: usize,
     /// The longest delay accepted in one step.

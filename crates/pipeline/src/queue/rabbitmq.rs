@@ -280,6 +280,7 @@ impl Queue for RabbitMqQueue {
             fenced: true,
             shared: true,
             cancel_safe: true,
+            request_carries: 1,
             body_bytes_max: self.shared.options.queue.body_bytes_max,
             delay_max: WAIT_MAX,
         }
@@ -344,22 +345,13 @@ impl Queue for RabbitMqQueue {
 
     async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>> {
         let now = Instant::now();
-        let (answers, sent): (Vec<_>, oneshot::Receiver<()>) = {
-            let mut inbox = lock(&self.shared.inbox);
-            let settle = |receipt| inbox.take_lease(receipt, now).is_some_and(|taken| inbox.settle(&taken));
-            (receipts.iter().map(settle).collect(), inbox.flush())
-        };
-        if !answers.contains(&true) {
-            return answers.iter().map(|_| Err(QueueError::LeaseLost)).collect();
-        }
+        let mut inbox = lock(&self.shared.inbox);
+        // The broker does not answer acknowledgements: there is nothing to wait for.
+        let settle = |receipt| inbox.take_lease(receipt, now).is_some_and(|taken| inbox.settle(&taken));
+        let settled: Vec<bool> = receipts.iter().map(settle).collect();
+        drop(inbox);
         self.shared.changed.notify_one();
-        let sent = tokio::time::timeout(self.shared.options.timeout, sent).await;
-        let answer = |held: bool| match (held, &sent) {
-            (false, _) => Err(QueueError::LeaseLost),
-            (true, Ok(Ok(()))) => Ok(()),
-            (true, _) => Err(QueueError::OutcomeUnknown("the connection was lost".into())),
-        };
-        answers.into_iter().map(answer).collect()
+        settled.into_iter().map(|held| if held { Ok(()) } else { Err(QueueError::LeaseLost) }).collect()
     }
 
     async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {

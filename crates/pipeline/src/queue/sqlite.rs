@@ -330,6 +330,7 @@ impl Queue for SqliteQueue {
             fenced: true,
             shared: true,
             cancel_safe: true,
+            request_carries: 1,
             body_bytes_max: self.shared.options.body_bytes_max,
             delay_max: Duration::from_secs(365 * 24 * 3600),
         }

@@ -192,6 +192,7 @@ impl Queue for SqsQueue {
             fenced: false,
             shared: true,
             cancel_safe: false,
+            request_carries: BATCH_MAX,
             body_bytes_max: self.shared.options.body_bytes_max.min(wire::BODY_BYTES_MAX),
             delay_max: RETRY_MAX,
         }

@@ -9,14 +9,18 @@ pub(super) struct Frame {
     pub(super) multiple: bool,
 }
 
-/// The frames that acknowledge `settled` and nothing else. `outstanding` are all deliveries of the channel that were not
-/// acknowledged yet, the settled ones among them: one frame may stand for those at its front, as far as each is settled.
-pub(super) fn frames<T>(outstanding: &BTreeMap<u64, T>, settled: &BTreeSet<u64>) -> Vec<Frame> {
-    let front = outstanding.keys().zip(settled).take_while(|(oldest, settled)| oldest == settled).count();
+/// How many of `settled` one frame can stand for: those at the front of `outstanding`, which are all deliveries of the
+/// channel that were not acknowledged yet, the settled ones among them.
+pub(super) fn in_turn<T>(outstanding: &BTreeMap<u64, T>, settled: &BTreeSet<u64>) -> usize {
+    outstanding.keys().zip(settled).take_while(|(oldest, settled)| oldest == settled).count()
+}
+
+/// The frames that acknowledge `settled` and nothing else, of which the first `in_turn` are [in turn](in_turn).
+pub(super) fn frames(settled: &BTreeSet<u64>, in_turn: usize) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut rest = settled.iter();
-    if front > 1 {
-        frames.extend(rest.nth(front - 1).map(|&tag| Frame { tag, multiple: true }));
+    if in_turn > 1 {
+        frames.extend(rest.nth(in_turn - 1).map(|&tag| Frame { tag, multiple: true }));
     }
     frames.extend(rest.map(|&tag| Frame { tag, multiple: false }));
     frames
@@ -27,9 +31,9 @@ mod tests {
     use super::*;
 
     fn of(outstanding: &[u64], settled: &[u64]) -> Vec<(u64, bool)> {
-        let outstanding = outstanding.iter().map(|&tag| (tag, ())).collect();
+        let outstanding: BTreeMap<u64, ()> = outstanding.iter().map(|&tag| (tag, ())).collect();
         let settled = settled.iter().copied().collect();
-        frames(&outstanding, &settled).into_iter().map(|frame| (frame.tag, frame.multiple)).collect()
+        frames(&settled, in_turn(&outstanding, &settled)).into_iter().map(|frame| (frame.tag, frame.multiple)).collect()
     }
 
     #[test]

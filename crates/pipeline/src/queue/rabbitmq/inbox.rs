@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::acks::{self, Frame};
@@ -17,6 +16,9 @@ use crate::message::{Message, MessageId, Receipt};
 
 /// How many ids of messages given back unread are remembered.
 const RETURNS_MAX: usize = 10_000;
+/// How long an acknowledgement waits for those before it, so that one frame can stand for all of them. One that is lost
+/// meanwhile is as one lost on the way to the broker: the message comes again.
+const ACK_WAIT: Duration = Duration::from_millis(100);
 
 /// A delivery that is not settled yet.
 #[derive(Debug, Clone)]
@@ -52,8 +54,8 @@ pub(super) struct Inbox {
     outstanding: BTreeMap<u64, u32>,
     to_ack: BTreeSet<u64>,
     to_return: BTreeSet<u64>,
-    /// Told when what is in `to_ack` has been sent.
-    flushes: Vec<oneshot::Sender<()>>,
+    /// When what is in `to_ack` no longer waits for those before it.
+    acks_due: Option<Instant>,
     /// How much the waiting receivers ask for together.
     demand: usize,
     receivers: usize,
@@ -71,7 +73,6 @@ pub(super) struct Frames {
     pub(super) returns: Vec<u64>,
     /// The consumers whose deliveries these were, one entry for each.
     pub(super) consumers: Vec<u32>,
-    pub(super) flushes: Vec<oneshot::Sender<()>>,
 }
 
 impl Inbox {
@@ -91,7 +92,7 @@ impl Inbox {
         self.outstanding.clear();
         self.to_ack.clear();
         self.to_return.clear();
-        self.flushes.clear();
+        self.acks_due = None;
         self.idle_since = (self.receivers == 0).then_some(now);
     }
 
@@ -240,20 +241,32 @@ impl Inbox {
         }
     }
 
-    /// Told when all that is to be acknowledged by now has been sent; dropped when it cannot be.
-    pub(super) fn flush(&mut self) -> oneshot::Receiver<()> {
-        let (sender, receiver) = oneshot::channel();
-        self.flushes.push(sender);
-        receiver
-    }
-
-    /// What to send, in this order, before anything else is taken from here.
-    pub(super) fn frames(&mut self) -> Frames {
-        let settled = std::mem::take(&mut self.to_ack);
-        let acks = acks::frames(&self.outstanding, &settled);
+    /// What to send, in this order, before anything else is taken from here. Acknowledgements that one frame cannot stand
+    /// for yet wait, unless this is the `last`.
+    pub(super) fn frames(&mut self, now: Instant, last: bool) -> Frames {
+        let mut settled = std::mem::take(&mut self.to_ack);
+        let in_turn = acks::in_turn(&self.outstanding, &settled);
+        if in_turn > 0 || settled.is_empty() {
+            // As long as it goes on, the others' turn will come.
+            self.acks_due = None;
+        }
+        let waiting = settled.iter().nth(in_turn).copied();
+        if let Some(first) = waiting {
+            if !last && now < *self.acks_due.get_or_insert(now + ACK_WAIT) {
+                self.to_ack = settled.split_off(&first);
+            } else {
+                self.acks_due = None;
+            }
+        }
+        let acks = acks::frames(&settled, in_turn);
         let returns: Vec<_> = std::mem::take(&mut self.to_return).into_iter().collect();
         let consumers = settled.iter().chain(&returns).filter_map(|tag| self.outstanding.remove(tag)).collect();
-        Frames { acks, returns, consumers, flushes: std::mem::take(&mut self.flushes) }
+        Frames { acks, returns, consumers }
+    }
+
+    /// When acknowledgements stop waiting for those before them.
+    pub(super) fn acks_due(&self) -> Option<Instant> {
+        self.acks_due
     }
 
     // Counting.

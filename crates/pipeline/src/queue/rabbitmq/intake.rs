@@ -56,7 +56,7 @@ pub(super) async fn run(shared: &Arc<Shared>, channel: &Channel, ended: &Cancell
     let result = ended.run_until_cancelled(intake.work()).await.unwrap_or(Ok(()));
     if channel.status().connected() {
         // What was settled before the end is not delivered again after it.
-        intake.send_frames().await?;
+        intake.send_frames(true).await?;
     }
     result
 }
@@ -65,10 +65,10 @@ impl Intake<'_> {
     async fn work(&mut self) -> lapin::Result<()> {
         loop {
             let next_end = self.take_back_lapsed();
-            self.send_frames().await?;
+            let acks_due = self.send_frames(false).await?;
             let idle_at = self.rest_when_idle().await?;
             self.ask_for_more().await?;
-            let wake_at = [next_end, idle_at].into_iter().flatten().min();
+            let wake_at = [next_end, acks_due, idle_at].into_iter().flatten().min();
             tokio::select! {
                 Some(arrival) = self.arrivals.next(), if !self.arrivals.is_empty() => self.take_in(arrival)?,
                 () = self.shared.changed.notified() => {}
@@ -140,8 +140,12 @@ impl Intake<'_> {
         next_end
     }
 
-    async fn send_frames(&mut self) -> lapin::Result<()> {
-        let frames = lock(&self.shared.inbox).frames();
+    /// Sends what can be sent now, or with `last` all there is; returns when there is more to send.
+    async fn send_frames(&mut self, last: bool) -> lapin::Result<Option<Instant>> {
+        let (frames, acks_due) = {
+            let mut inbox = lock(&self.shared.inbox);
+            (inbox.frames(Instant::now(), last), inbox.acks_due())
+        };
         // All frames are queued at the first poll, in this order: what is counted as acknowledged is so for the broker
         // before the next frame for many is worked out.
         let acks = frames
@@ -158,11 +162,7 @@ impl Intake<'_> {
                 consumer.outstanding = consumer.outstanding.saturating_sub(1);
             }
         }
-        for flush in frames.flushes {
-            // Whoever waited may have gone.
-            let _ = flush.send(());
-        }
-        Ok(())
+        Ok(acks_due)
     }
 
     /// With nobody waiting, cancels the consumers and gives back what they brought; or says when to.
@@ -182,7 +182,7 @@ impl Intake<'_> {
         }
         self.shared.arrived.notify_waiters();
         lock(&self.shared.inbox).give_back_unread();
-        self.send_frames().await?;
+        self.send_frames(true).await?;
         Ok(None)
     }
 

@@ -243,12 +243,12 @@ async fn add_steps(connection: &mut MySqlConnection, moves: &[Moved], due: &[usi
 }
 
 /// Places for so many values, rounded up to a power of two: a statement is prepared once for each size.
-fn places(count: usize) -> String {
+pub(super) fn places(count: usize) -> String {
     vec!["?"; count.next_power_of_two()].join(", ")
 }
 
 /// The last value fills up the places.
-fn bind_padded<'q>(sql: &'q str, values: &'q [String]) -> super::Statement<'q> {
+pub(super) fn bind_padded<'q>(sql: &'q str, values: &'q [String]) -> super::Statement<'q> {
     let padded = values.iter().chain(std::iter::repeat(values.last().expect("there is at least one")));
     let count = values.len().next_power_of_two();
     padded.take(count).fold(sqlx::query(AssertSqlSafe(sql)), |statement, value| statement.bind(value))

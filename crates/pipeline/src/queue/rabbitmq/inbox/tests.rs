@@ -53,7 +53,7 @@ fn a_receipt_of_an_earlier_connection_settles_nothing() {
     assert!(inbox.take_lease(&messages[0].receipt, now).is_none());
     assert!(!inbox.settle(&moving), "its tag means another message now");
     assert!(!inbox.put_back(moving));
-    assert!(inbox.frames().acks.is_empty());
+    assert!(inbox.frames(Instant::now(), true).acks.is_empty());
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn what_was_given_back_unread_does_not_count_as_received() {
     let (mut inbox, now) = connected(7);
     arrive(&mut inbox, 1, "a", 0);
     inbox.give_back_unread();
-    assert_eq!(inbox.frames().returns, [1]);
+    assert_eq!(inbox.frames(Instant::now(), true).returns, [1]);
     // The broker counts the delivery that was given back.
     arrive(&mut inbox, 2, "a", 1);
     assert_eq!(inbox.take(1, now + LEASE)[0].receives, 1);
@@ -120,10 +120,36 @@ fn one_frame_acknowledges_those_at_the_front() {
         let taken = inbox.take_lease(&messages[place].receipt, now).unwrap();
         inbox.settle(&taken);
     }
-    let frames = inbox.frames();
+    let frames = inbox.frames(Instant::now(), true);
     assert_eq!(frames.acks, [Frame { tag: 2, multiple: true }, Frame { tag: 4, multiple: false }]);
     assert_eq!(frames.consumers.len(), 3);
     assert_eq!(inbox.counts(), (0, 1));
+}
+
+#[test]
+fn an_acknowledgement_waits_for_those_before_it_but_not_for_long() {
+    let (mut inbox, now) = connected(7);
+    for tag in 1..=4 {
+        arrive(&mut inbox, tag, &tag.to_string(), 0);
+    }
+    let messages = inbox.take(4, now + LEASE);
+    let settle = |inbox: &mut Inbox, place: usize| {
+        let taken = inbox.take_lease(&messages[place].receipt, now).unwrap();
+        inbox.settle(&taken);
+    };
+    settle(&mut inbox, 1);
+    assert!(inbox.frames(now, false).acks.is_empty());
+    assert_eq!(inbox.acks_due(), Some(now + ACK_WAIT));
+    settle(&mut inbox, 0);
+    settle(&mut inbox, 3);
+    // One frame for the first two; the last waits anew.
+    let later = now + ACK_WAIT / 2;
+    assert_eq!(inbox.frames(later, false).acks, [Frame { tag: 2, multiple: true }]);
+    assert_eq!(inbox.acks_due(), Some(later + ACK_WAIT));
+    let due = later + ACK_WAIT;
+    let frames = inbox.frames(due, false);
+    assert_eq!((frames.acks, frames.consumers.len()), (vec![Frame { tag: 4, multiple: false }], 1));
+    assert_eq!(inbox.acks_due(), None);
 }
 
 #[test]
