@@ -48,9 +48,9 @@ pub trait BatchHandler: Send + Sync + 'static {
     /// Checks and parses one message; an `Err` settles it without joining a batch.
     async fn prepare(&self, message: &Message) -> Result<Self::Item, Outcome>;
 
-    /// Handles a batch: one outcome for each item, in order. A panic, or a list of another length, is a failed
-    /// attempt of every message in it.
-    async fn handle(&self, batch: &[Self::Item]) -> Vec<Outcome>;
+    /// Handles a batch: one outcome for each item, in order. `messages` are those that the items were made of. A panic,
+    /// or a list of another length, is a failed attempt of every message in it.
+    async fn handle(&self, batch: &[Self::Item], messages: &[&Message]) -> Vec<Outcome>;
 
     /// Awaited before each receive. Stay in here while there is no point in taking work.
     async fn ready(&self) {}

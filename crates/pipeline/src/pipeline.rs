@@ -287,7 +287,8 @@ async fn handle_batch<H: BatchHandler>(
     let started = Instant::now();
     let (deliveries, items): (Vec<Delivery>, Vec<H::Item>) = entries.into_iter().unzip();
     let Some(meters) = deliveries.first().map(|delivery| delivery.engine.meters.clone()) else { return };
-    let failure = match AssertUnwindSafe(handler.handle(&items)).catch_unwind().await {
+    let messages: Vec<&Message> = deliveries.iter().map(|delivery| &delivery.message).collect();
+    let failure = match AssertUnwindSafe(handler.handle(&items, &messages)).catch_unwind().await {
         Ok(outcomes) if outcomes.len() == deliveries.len() => Err(outcomes),
         Ok(outcomes) => Ok(format!("the handler gave {} outcomes for {} messages", outcomes.len(), items.len())),
         Err(panic) => Ok(panic_reason(&*panic)),

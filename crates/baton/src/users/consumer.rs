@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use metrics::{counter, histogram};
-use pipeline::{Attributes, BatchHandler, Message, Outcome, Outgoing, Queue};
+use pipeline::{BatchHandler, Message, Outcome, Outgoing, Queue};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -41,66 +41,48 @@ pub struct Consumer {
     pub retries_max: u32,
 }
 
-/// A message that is a user.
-pub struct Item {
-    user: User,
-    body: Vec<u8>,
-    attributes: Attributes,
-    sent_at: SystemTime,
+/// How many rounds it has been through.
+fn retries(message: &Message) -> u32 {
+    message.attributes.get(RETRIES).and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-impl Item {
-    fn retries(&self) -> u32 {
-        self.attributes.get(RETRIES).and_then(|count| count.parse().ok()).unwrap_or(0)
-    }
-
-    /// The same message, for another round.
-    fn again(&self, reason: &str, delay: Duration) -> Outgoing {
-        let mut attributes = self.attributes.clone();
-        attributes.insert(RETRIES.to_owned(), self.retries().saturating_add(1).to_string());
-        attributes.insert(RETRY_REASON.to_owned(), reason.to_owned());
-        Outgoing { body: self.body.clone(), attributes, delay }
-    }
+/// The same message, for another round.
+fn again(message: &Message, reason: &str, delay: Duration) -> Outgoing {
+    let mut attributes = message.attributes.clone();
+    attributes.insert(RETRIES.to_owned(), retries(message).saturating_add(1).to_string());
+    attributes.insert(RETRY_REASON.to_owned(), reason.to_owned());
+    Outgoing { body: message.body.clone(), attributes, delay }
 }
 
 #[async_trait]
 impl BatchHandler for Consumer {
-    type Item = Item;
+    type Item = User;
 
-    async fn prepare(&self, message: &Message) -> Result<Item, Outcome> {
-        match User::from_message(&message.body) {
-            Ok(user) => Ok(Item {
-                user,
-                body: message.body.clone(),
-                attributes: message.attributes.clone(),
-                sent_at: message.sent_at,
-            }),
-            Err(invalid) => {
-                count("invalid", 1);
-                Err(Outcome::Dead { reason: invalid.to_string() })
-            }
-        }
+    async fn prepare(&self, message: &Message) -> Result<User, Outcome> {
+        User::from_message(&message.body).map_err(|invalid| {
+            count("invalid", 1);
+            Outcome::Dead { reason: invalid.to_string() }
+        })
     }
 
-    async fn handle(&self, batch: &[Item]) -> Vec<Outcome> {
-        let users: Vec<_> = batch.iter().map(|item| item.user.clone()).collect();
+    async fn handle(&self, users: &[User], messages: &[&Message]) -> Vec<Outcome> {
         let started = Instant::now();
-        let inserted = self.store.insert(&users).await;
+        let inserted = self.store.insert(users).await;
         histogram!("baton_users_insert_seconds").record(started.elapsed().as_secs_f64());
         match inserted {
-            Ok(inserted) => settled(batch, inserted),
-            Err(failure) => self.another_round(batch, &failure).await,
+            Ok(inserted) => settled(messages, inserted),
+            Err(failure) => self.another_round(messages, &failure).await,
         }
     }
 }
 
-fn settled(batch: &[Item], Inserted { fates, new }: Inserted) -> Vec<Outcome> {
+fn settled(batch: &[&Message], Inserted { fates, new }: Inserted) -> Vec<Outcome> {
     let (now, latency) = (SystemTime::now(), histogram!("baton_users_latency_seconds"));
     let mut stored = 0;
-    let mut outcome = |(item, fate): (&Item, Fate)| match fate {
+    let mut outcome = |(message, fate): (&&Message, Fate)| match fate {
         Fate::Stored => {
             stored += 1;
-            latency.record(now.duration_since(item.sent_at).unwrap_or_default().as_secs_f64());
+            latency.record(now.duration_since(message.sent_at).unwrap_or_default().as_secs_f64());
             Outcome::Done
         }
         Fate::Refused(reason) => Outcome::Dead { reason: format!("refused by the database: {reason}") },
@@ -113,20 +95,20 @@ fn settled(batch: &[Item], Inserted { fates, new }: Inserted) -> Vec<Outcome> {
 }
 
 impl Consumer {
-    async fn another_round(&self, batch: &[Item], failure: &StoreError) -> Vec<Outcome> {
+    async fn another_round(&self, batch: &[&Message], failure: &StoreError) -> Vec<Outcome> {
         let kind = failure.trouble.name();
         counter!("baton_users_database_errors_total", "type" => kind).increment(1);
         warn!(action = "insert_failed", rows = batch.len(), trouble = kind, "{}", chain(failure));
         let reason = retry_reason(failure);
         let delay = self.retry_ttl.min(self.queue.capabilities().delay_max);
-        let may_go: Vec<_> = batch.iter().filter(|item| item.retries() < self.retries_max).collect();
-        let messages: Vec<_> = may_go.iter().map(|item| item.again(&reason, delay)).collect();
+        let may_go: Vec<_> = batch.iter().filter(|message| retries(message) < self.retries_max).collect();
+        let messages: Vec<_> = may_go.iter().map(|message| again(message, &reason, delay)).collect();
         let mut sent = self.queue.send(&messages).await.into_iter();
         let (mut again, mut dead, mut stuck) = (0, 0, 0);
-        let outcomes = batch.iter().map(|item| {
-            if item.retries() >= self.retries_max {
+        let outcomes = batch.iter().map(|message| {
+            if retries(message) >= self.retries_max {
                 dead += 1;
-                return Outcome::Dead { reason: format!("{reason} (after {} retries)", item.retries()) };
+                return Outcome::Dead { reason: format!("{reason} (after {} retries)", retries(message)) };
             }
             match sent.next() {
                 Some(Ok(_)) => {

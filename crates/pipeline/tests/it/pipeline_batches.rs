@@ -54,7 +54,9 @@ impl BatchHandler for Numbers {
         text.parse().map_err(|error| Outcome::Dead { reason: format!("not a number: {error}") })
     }
 
-    async fn handle(&self, batch: &[u32]) -> Vec<Outcome> {
+    async fn handle(&self, batch: &[u32], messages: &[&Message]) -> Vec<Outcome> {
+        let made_of: Vec<_> = messages.iter().map(|message| String::from_utf8_lossy(&message.body)).collect();
+        assert_eq!(made_of, batch.iter().map(u32::to_string).collect::<Vec<_>>());
         self.batches.lock().unwrap().push(batch.to_vec());
         self.handling.fetch_add(1, Ordering::SeqCst);
         if let Some(gate) = &self.handle_gate {
