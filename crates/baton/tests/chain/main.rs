@@ -4,3 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod contracts;
+mod direct;
+mod stand;
+mod trouble;
