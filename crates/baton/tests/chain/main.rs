@@ -5,5 +5,6 @@
 
 mod contracts;
 mod direct;
+mod ethers;
 mod stand;
 mod trouble;
