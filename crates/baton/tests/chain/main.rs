@@ -6,5 +6,5 @@
 mod contracts;
 mod direct;
 mod ethers;
-mod stand;
+mod signers;
 mod trouble;

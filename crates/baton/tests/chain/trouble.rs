@@ -10,15 +10,15 @@ use harness::proxy::{Mode, Proxy};
 use harness::servers::{Server, Servers};
 use harness::wait::{eventually, eventually_ok};
 
-use crate::stand::{LATER, Plan, SOON};
+use crate::signers::{LATER, Plan, SOON};
 
 #[tokio::test]
-async fn relayers_killed_and_cut_off_under_load_sign_each_transaction_once() {
+async fn relayers_and_consumer_killed_and_cut_off_under_load_execute_each_transaction_once() {
     const LIVES: u64 = 10;
     const EACH: u64 = 12;
     let chain = Chain::shared();
     let link = Proxy::start(harness::engine::address("BATON_TEST_RPC_URL")).await;
-    let mut stand = Plan::on(&chain).rpc(link.url()).start().await;
+    let mut stand = Plan::on(&chain).rpc(link.url()).split().start().await;
     let mut sent = BTreeMap::new();
     for life in 0..LIVES {
         let before = stand.mined().await;
@@ -29,7 +29,7 @@ async fn relayers_killed_and_cut_off_under_load_sign_each_transaction_once() {
         // In the middle of it, each time at another place.
         eventually_ok(LATER, "some more to be mined", || async {
             let mined = stand.mined().await;
-            if mined > before + life % 4 { Ok(()) } else { Err(format!("{mined}\n{}", stand.relayers.story())) }
+            if mined > before + life % 4 { Ok(()) } else { Err(format!("{mined}\n{}", stand.story())) }
         })
         .await;
         link.cut().await;
@@ -37,6 +37,9 @@ async fn relayers_killed_and_cut_off_under_load_sign_each_transaction_once() {
             stand.relayers.kill9().await.unwrap();
             stand.relayers.restart().await.unwrap();
             stand.relayers_ready().await;
+        }
+        if life % 3 == 0 {
+            stand.consumer.as_mut().unwrap().restart().await.unwrap();
         }
     }
     for (id, (friend, value)) in &sent {
@@ -69,8 +72,8 @@ async fn what_is_accepted_while_the_chain_is_away_is_sent_in_order_when_it_is_ba
     stand.relayers.kill9().await.unwrap();
     stand.relayers.restart().await.unwrap();
     stand.relayers_ready().await;
-    let (_, relayers) = crate::stand::answer(
-        stand.http.get(format!("{}/api/v1/relayers", stand.relayer_urls[0])).bearer_auth(crate::stand::RELAYER_KEY),
+    let (_, relayers) = crate::signers::answer(
+        stand.http.get(format!("{}/api/v1/relayers", stand.relayer_urls[0])).bearer_auth(crate::signers::RELAYER_KEY),
     )
     .await;
     assert_eq!(relayers["data"][0]["system_disabled"], true);
