@@ -6,5 +6,6 @@
 mod contracts;
 mod direct;
 mod ethers;
+mod gate;
 mod signers;
 mod trouble;
