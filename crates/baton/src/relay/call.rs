@@ -132,21 +132,27 @@ fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
 }
 
 fn read_to(object: &Map<String, Value>) -> Result<Address, FieldProblem> {
-    let rule = "must be a 20-byte address: 0x and 40 hex digits";
-    let value = field(object, "to").ok_or_else(|| problem("to", &format!("is missing; it {rule}")))?;
-    let text = value.as_str().ok_or_else(|| problem("to", rule))?;
-    let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 40).ok_or_else(|| problem("to", rule))?;
+    let value = field(object, "to").ok_or_else(|| problem("to", &format!("is missing; it {ADDRESS_RULE}")))?;
+    let text = value.as_str().ok_or_else(|| problem("to", ADDRESS_RULE))?;
+    parse_address(text).map_err(|rule| problem("to", &rule))
+}
+
+const ADDRESS_RULE: &str = "must be a 20-byte address: 0x and 40 hex digits";
+
+/// An address; one in mixed case must have the right checksum. The error is the rule that it breaks.
+pub fn parse_address(text: &str) -> Result<Address, String> {
+    let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 40).ok_or(ADDRESS_RULE)?;
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(problem("to", rule));
+        return Err(ADDRESS_RULE.to_owned());
     }
     let mixed =
         digits.bytes().any(|byte| byte.is_ascii_lowercase()) && digits.bytes().any(|byte| byte.is_ascii_uppercase());
     if mixed {
         return Address::parse_checksummed(text, None).map_err(|_| {
-            problem("to", "has a wrong EIP-55 checksum; send the checksummed address, or all lower case to skip it")
+            "has a wrong EIP-55 checksum; send the checksummed address, or all lower case to skip it".to_owned()
         });
     }
-    Address::from_str(text).map_err(|_| problem("to", rule))
+    Address::from_str(text).map_err(|_| ADDRESS_RULE.to_owned())
 }
 
 fn read_data(object: &Map<String, Value>) -> Result<String, FieldProblem> {
