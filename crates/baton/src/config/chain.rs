@@ -43,8 +43,16 @@ pub(super) const VARIABLES: &[Variable] = &[
     var("CHAIN_ID", "", "the id that the chain must have; gasless transactions need it"),
     var("FORWARDER_ADDRESS", "", "the ERC2771Forwarder; unset: gasless transactions are off"),
     var("FORWARDER_NAME", "ERC2771Forwarder", "the name in the forwarder's EIP-712 domain"),
-    var("FORWARDER_GAS_OVERHEAD", "120000", "gas that the forwarder needs itself, added to the gas that was signed for"),
-    var("RELAY_PREFLIGHT", "false", "try each transaction with eth_call before it is submitted; one that reverts fails"),
+    var(
+        "FORWARDER_GAS_OVERHEAD",
+        "120000",
+        "gas that the forwarder needs itself, added to the gas that was signed for",
+    ),
+    var(
+        "RELAY_PREFLIGHT",
+        "false",
+        "try each transaction with eth_call before it is submitted; one that reverts fails",
+    ),
 ];
 
 impl Vars<'_> {

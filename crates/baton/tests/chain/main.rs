@@ -4,3 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod contracts;
+mod gasless;
+#[path = "../it/stand.rs"]
+#[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
+mod stand;
