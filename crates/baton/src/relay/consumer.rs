@@ -132,7 +132,12 @@ impl Consumer {
 
     /// Goes from relayer to relayer, or to the one at which it must be, until one takes it, the item fails, or the outcome
     /// is unknown.
-    async fn submit(&self, mut row: Transaction, at: Option<RelayerUrl>, receives: u32) -> Result<Outcome, StoreError> {
+    async fn submit(
+        &self,
+        mut row: Transaction,
+        mut at: Option<RelayerUrl>,
+        receives: u32,
+    ) -> Result<Outcome, StoreError> {
         let id = row.id;
         let mut avoided = row.avoid.clone().filter(|_| at.is_none());
         let mut tried: Vec<RelayerUrl> = avoided.iter().cloned().collect();
@@ -152,6 +157,12 @@ impl Consumer {
                 Err(_) if avoided.is_some() => {
                     tried.retain(|url| Some(url) != avoided.as_ref());
                     avoided = None;
+                    continue;
+                }
+                // It must follow another there, unless that one has been executed meanwhile.
+                Err(_) if at.is_some() && self.order.is_next_on_chain(&row).await => {
+                    tried.clear();
+                    at = None;
                     continue;
                 }
                 Err(unavailable) => return Ok(self.wait(unavailable)),
@@ -233,6 +244,14 @@ impl Consumer {
     /// stands for it then.
     async fn put_off(&self, row: &Transaction, after: Duration, reason: String, receives: u32) -> Outcome {
         counter!("baton_waits_total").increment(1);
+        // It is looked after: the reconciler need not queue it a second time.
+        let (now, pause) = (Timestamp::now(), self.book.clocks.pending_check);
+        if row.check_at.is_some_and(|at| at < now + pause / 2) {
+            let kept = self.book.update_from(row.clone(), |row| row.look_again(now + pause, now)).await;
+            if let Err(failure) = kept {
+                return Outcome::Retry { after: WAIT, reason: failure.to_string() };
+            }
+        }
         if receives > 1 {
             let message = Envelope::of(row).outgoing().delayed(after);
             let sent = self.book.queue.send(std::slice::from_ref(&message)).await;

@@ -68,8 +68,14 @@ impl Order {
             Status::Confirmed | Status::Success => Ok(Turn::Now(None)),
             Status::Failed => Ok(self.after_failed(forward, &previous).await),
             Status::Pending => Ok(later(&previous, "waits to be sent")),
-            Status::Submitted => self.after_submitted(forward, &previous).await,
+            Status::Submitted => self.after_submitted(row, &previous).await,
         }
+    }
+
+    /// Whether the chain has executed all that come before it.
+    pub async fn is_next_on_chain(&self, row: &Transaction) -> bool {
+        let (Some(forward), Some(chain)) = (&row.forward, &self.chain) else { return false };
+        chain.nonce(forward.signer()).await.is_ok_and(|count| count >= U256::from(forward.nonce()))
     }
 
     /// The one before it will not be executed, unless somebody else has done it.
@@ -85,12 +91,12 @@ impl Order {
     }
 
     /// A relayer has the one before it: this one follows there once that one has its place.
-    async fn after_submitted(&self, forward: &Forward, previous: &Transaction) -> Result<Turn, StoreError> {
+    async fn after_submitted(&self, row: &Transaction, previous: &Transaction) -> Result<Turn, StoreError> {
         let Some(binding) = &previous.binding else { return Ok(later(previous, "is being sent")) };
-        if binding.nonce.is_some() {
-            return Ok(Turn::Now(Some(binding.relayer.clone())));
-        }
         if let Some(client) = self.pool.ask_one(&binding.relayer) {
+            if binding.nonce.is_some() {
+                return Ok(Turn::Now(Some(binding.relayer.clone())));
+            }
             match client.transaction(&binding.tx_id, self.question_timeout).await {
                 Ok(Some(report)) => {
                     let placed = report.nonce.is_some();
@@ -103,10 +109,7 @@ impl Order {
                 Err(failure) => debug!(transactionId = %previous.id, "not asked for its nonce: {}", describe(&failure)),
             }
         }
-        if let Some(chain) = &self.chain
-            && let Ok(count) = chain.nonce(forward.signer()).await
-            && count >= U256::from(forward.nonce())
-        {
+        if self.is_next_on_chain(row).await {
             return Ok(Turn::Now(None));
         }
         Ok(later(previous, "has no place at its relayer yet"))

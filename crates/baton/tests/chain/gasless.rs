@@ -1,6 +1,8 @@
 //! Gasless transactions on a real chain, with OpenZeppelin's own forwarder.
 
+mod order;
 mod refused;
+mod unsent;
 
 use alloy_primitives::{Address, Bytes, U256};
 use alloy_sol_types::SolCall;
