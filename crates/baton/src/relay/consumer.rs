@@ -244,11 +244,10 @@ impl Consumer {
     /// stands for it then.
     async fn put_off(&self, row: &Transaction, after: Duration, reason: String, receives: u32) -> Outcome {
         counter!("baton_waits_total").increment(1);
-        // It is looked after: the reconciler need not queue it a second time.
-        let (now, pause) = (Timestamp::now(), self.book.clocks.pending_check);
-        if row.check_at.is_some_and(|at| at < now + pause / 2) {
-            let kept = self.book.update_from(row.clone(), |row| row.look_again(now + pause, now)).await;
-            if let Err(failure) = kept {
+        // Once at first, for people, and then as often as the reconciler would queue it again.
+        let (now, clocks) = (Timestamp::now(), &self.book.clocks);
+        if row.is_untouched() || row.check_at.is_some_and(|at| at < now + clocks.pending_check / 2) {
+            if let Err(failure) = self.book.update_from(row.clone(), |row| row.put_off(&reason, now, clocks)).await {
                 return Outcome::Retry { after: WAIT, reason: failure.to_string() };
             }
         }

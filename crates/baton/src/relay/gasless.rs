@@ -28,6 +28,8 @@ pub struct Gasless {
 
 /// How many transactions of one signer may wait for their turn.
 const AHEAD_MAX: u64 = 1000;
+/// What every store can keep; no forwarder has counted so far.
+const NONCE_MAX: U256 = U256::from_limbs([i64::MAX as u64, 0, 0, 0]);
 /// The part of a request's time that is left for storing it.
 const KEPT_FOR_STORING: u32 = 2;
 
@@ -41,7 +43,7 @@ impl Gasless {
     pub async fn nonce(&self, address: Address, with_pending: bool, deadline: Instant) -> Result<U256, Problem> {
         let signer = Signer { forwarder: self.forwarder.address, address };
         let count = self.count(signer, deadline).await?;
-        Ok(if with_pending { count.max(self.after_last(signer).await?) } else { count })
+        Ok(if with_pending { count.max(self.after_last(signer, deadline).await?) } else { count })
     }
 
     /// The request as it will be stored, if it was signed by whom it says.
@@ -67,12 +69,12 @@ impl Gasless {
         }
         let signer = forward.signer();
         let count = self.count(signer, deadline).await?;
-        let next = count.max(self.after_last(signer).await?);
+        let next = count.max(self.after_last(signer, deadline).await?);
         if next - count > U256::from(AHEAD_MAX) {
             let rule = format!("is {AHEAD_MAX} ahead of the forwarder's ({count}): wait until some have been executed");
             return Err(invalid("request.nonce", &rule));
         }
-        if request.nonce == next {
+        if request.nonce == next && next <= NONCE_MAX {
             return Ok(());
         }
         let from = request.from;
@@ -80,7 +82,7 @@ impl Gasless {
         let wanted = format!("is {}, but the next nonce of {from} at the forwarder is {next}{waiting}", request.nonce);
         let rule = format!("{wanted}: sign again with that one");
         let holder = match u64::try_from(request.nonce) {
-            Ok(nonce) if request.nonce < next => self.book.store.nonce_holder(signer, nonce).await.map_err(no_store)?,
+            Ok(nonce) if request.nonce < next => in_time(deadline, self.book.store.nonce_holder(signer, nonce)).await?,
             _ => None,
         };
         Err(match holder {
@@ -109,8 +111,8 @@ impl Gasless {
         asked.unwrap_or_else(|late| Err(ChainError::Unreachable(late.into()))).map_err(|error| no_chain(&error))
     }
 
-    async fn after_last(&self, signer: Signer) -> Result<U256, Problem> {
-        let last = self.book.store.last_nonce(signer).await.map_err(no_store)?;
+    async fn after_last(&self, signer: Signer, deadline: Instant) -> Result<U256, Problem> {
+        let last = in_time(deadline, self.book.store.last_nonce(signer)).await?;
         Ok(last.map_or(U256::ZERO, |last| U256::from(last) + U256::from(1)))
     }
 
@@ -137,8 +139,12 @@ fn invalid(field: &str, message: &str) -> Problem {
     Problem::invalid(vec![FieldProblem { field: field.to_owned(), message: message.to_owned() }])
 }
 
-fn no_store(failure: StoreError) -> Problem {
-    Problem::unavailable("the store is unavailable; nothing was accepted, send it again later", &failure)
+/// What the store says, if it does so in time.
+async fn in_time<T>(deadline: Instant, asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, Problem> {
+    let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
+    timeout_at(deadline, asked).await.unwrap_or_else(late).map_err(|failure| {
+        Problem::unavailable("the store is unavailable; nothing was accepted, send it again later", &failure)
+    })
 }
 
 /// 503. What differs from the configuration is no secret, and whoever runs the service must know.

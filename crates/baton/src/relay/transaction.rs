@@ -678,6 +678,16 @@ impl Transaction {
         Ok(Moved { transaction: next, steps: Vec::new() })
     }
 
+    /// It waits for its turn, and whoever holds its message looks after it: the reconciler need not queue it again so soon.
+    pub fn put_off(&self, reason: &str, now: Timestamp, clocks: &Clocks) -> Result<Moved, Refused> {
+        if self.claim.is_some() || self.binding.is_some() {
+            return Err(Refused::NotPossible("it is under way"));
+        }
+        let mut moved = self.look_again(now + clocks.pending_check, now)?;
+        moved.steps.push(Step::new("waiting", reason));
+        Ok(moved)
+    }
+
     /// Counts a failure of the item itself. With attempts left it goes back to waiting; otherwise it fails for good,
     /// unless its one automatic replay is still open.
     pub fn attempt_failed(

@@ -9,7 +9,7 @@ use alloy_sol_types::SolCall;
 use harness::chain::{CHAIN_ID, Chain, Contracts, FORWARDER_NAME, ForwardRequest, PrivateKeySigner, Token, new_key};
 use serde_json::{Value, json};
 
-use crate::stand::{API_KEY, Plan, Stand};
+use crate::unchained::{API_KEY, Plan, Stand};
 
 /// A chain with contracts of this test's own, and a user who has tokens and not a wei.
 pub struct Ground {

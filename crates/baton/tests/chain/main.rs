@@ -7,4 +7,4 @@ mod contracts;
 mod gasless;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
-mod stand;
+mod unchained;

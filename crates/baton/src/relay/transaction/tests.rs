@@ -83,6 +83,7 @@ fn moves() -> Vec<Move> {
         moves.push((name, who, decide));
     };
     add("not queued".to_owned(), Box::new(|row, now| row.not_queued(now).ok()));
+    add("put off".to_owned(), Box::new(|row, now| row.put_off("not its turn", now, &CLOCKS).ok()));
     for may_pass in [true, false] {
         add(
             format!("fail unsent, may pass: {may_pass}"),

@@ -8,7 +8,7 @@ use harness::wait::eventually;
 use serde_json::{Value, json};
 
 use super::{Ground, post};
-use crate::stand::{SOON, Stand};
+use crate::unchained::{SOON, Stand};
 
 async fn accepted(stand: &Stand, body: &Value) -> String {
     let (code, said) = post(stand, body, None).await;
