@@ -134,11 +134,16 @@ impl Chain {
             Some(gas) => gas,
             None => self.provider.estimate_gas(request.clone()).await.expect("the call works"),
         };
-        let wallet = EthereumWallet::from(key.clone());
-        let signed = request.with_gas_limit(gas).build(&wallet).await.expect("it can be signed");
-        let sent = self.provider.send_raw_transaction(&signed.encoded_2718()).await.expect("the chain takes it");
-        let hash = hex::encode_prefixed(sent.tx_hash());
+        let hash = self.send_as_is(key, request.with_gas_limit(gas)).await;
         eventually(MINE_TIMEOUT, format!("{hash} to be mined"), || self.receipt(&hash)).await
+    }
+
+    /// Signs with that key a request that lacks nothing, and sends it; gives its hash.
+    pub async fn send_as_is(&self, key: &PrivateKeySigner, request: TransactionRequest) -> String {
+        let wallet = EthereumWallet::from(key.clone());
+        let signed = request.build(&wallet).await.expect("it can be signed");
+        let sent = self.provider.send_raw_transaction(&signed.encoded_2718()).await.expect("the chain takes it");
+        hex::encode_prefixed(sent.tx_hash())
     }
 
     async fn ask<P, R>(&self, method: &'static str, parameters: P) -> R

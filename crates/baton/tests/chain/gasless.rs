@@ -1,5 +1,6 @@
 //! Gasless transactions on a real chain, with OpenZeppelin's own forwarder.
 
+mod onchain;
 mod order;
 mod refused;
 mod unsent;

@@ -4,7 +4,11 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod contracts;
+mod direct;
+mod ethers;
 mod gasless;
+mod stand;
+mod trouble;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
 mod unchained;

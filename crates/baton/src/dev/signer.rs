@@ -1,0 +1,352 @@
+//! A development relayer's hand on a chain: signs in the order of acceptance, sends, and follows what it sent.
+//!
+//! One task does all of it, so nonces need no lock. A record is signed once and its bytes are in the journal before they
+//! are sent; from then on the same bytes are sent until the chain has them. So whenever the process dies, the chain sees
+//! one transaction of a record at most. There are two ways out of a nonce: a receipt, or the proof that another
+//! transaction has used it up (somebody else signs with this key), after which the record gets another one.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::Address;
+use alloy_provider::network::EthereumWallet;
+use alloy_signer_local::PrivateKeySigner;
+use pipeline::sqlite::DatabaseError;
+use tokio::sync::Notify;
+
+use super::{
+    node::{Away, Mined, Node, Offer, Taken, sign},
+    record::{Record, Status, now},
+    relayer::Relayer,
+    signed::{OnChain, Signed},
+};
+
+/// Signed and not yet mined. Nodes keep little more of one sender.
+const IN_FLIGHT_MAX: usize = 64;
+/// How many are signed before a look at what was sent.
+const SIGN_BATCH: usize = 16;
+/// Between two looks while something is under way.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// After the node did not answer.
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+/// When what was sent and is not mined is sent again: the node may have been started anew and know nothing of it.
+const SEND_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// How often a node may refuse a transaction that it never had before it is given up.
+const REFUSALS_MAX: u32 = 5;
+/// How often, so long apart, a nonce must be found used without a receipt: a node may be slow to show one.
+const LOST_LOOKS: u32 = 3;
+/// No-ops sent at once to fill the nonces that a chain has forgotten.
+const GAP_FILL_MAX: u64 = 100;
+/// The ids of chains where everybody has the keys that everybody knows.
+const PLAYGROUNDS: [u64; 2] = [31337, 1337];
+
+/// Where a development relayer signs, and with what.
+pub struct ChainOptions {
+    /// The node's JSON-RPC.
+    pub rpc: reqwest::Url,
+    /// Its own key.
+    pub key: PrivateKeySigner,
+    /// Whether everybody knows this key. It then signs for local development chains only.
+    pub well_known: bool,
+}
+
+pub(super) struct Signer {
+    pub(super) node: Node,
+    pub(super) address: Address,
+    wallet: EthereumWallet,
+    well_known: bool,
+    /// There is something to sign.
+    pub(super) wake: Notify,
+    /// Whether the node has answered since the start. Until then the relayer is disabled, as the real one is.
+    pub(super) ready: AtomicBool,
+    /// As `/status` shows it.
+    pub(super) next_nonce: AtomicU64,
+}
+
+/// Why a round ended before its work was done.
+#[derive(Debug, thiserror::Error)]
+enum Stopped {
+    #[error(transparent)]
+    Away(#[from] Away),
+    #[error("the journal cannot be written: {0}")]
+    Journal(#[from] DatabaseError),
+    #[error("a transaction cannot be signed: {0}")]
+    Signature(#[from] anyhow::Error),
+    #[error("chain {0} is no local development chain, and these keys are known to everybody: give others with --key")]
+    WrongChain(u64),
+}
+
+/// What the task knows of what it sent, by nonce.
+#[derive(Default)]
+struct Desk {
+    chain_id: Option<u64>,
+    in_flight: BTreeMap<u64, InFlight>,
+}
+
+struct InFlight {
+    number: u64,
+    sent_at: Option<Instant>,
+    refusals: u32,
+    lost_looks: u32,
+}
+
+impl Signer {
+    pub(super) fn new(options: ChainOptions) -> reqwest::Result<Self> {
+        Ok(Self {
+            node: Node::new(options.rpc)?,
+            address: options.key.address(),
+            wallet: EthereumWallet::from(options.key),
+            well_known: options.well_known,
+            wake: Notify::new(),
+            ready: AtomicBool::new(false),
+            next_nonce: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Relayer {
+    /// Runs until it is dropped. Whatever it is at then goes on at the next start.
+    pub(super) async fn follow_the_chain(&self, signer: &Signer) {
+        let mut desk = Desk::default();
+        let mut complained = false;
+        loop {
+            let pause = match self.round(signer, &mut desk).await {
+                Ok(()) => {
+                    if std::mem::take(&mut complained) {
+                        tracing::info!(relayer = self.identity.id, "the chain answers again");
+                    }
+                    (!desk.in_flight.is_empty() || self.has_unsigned()).then_some(LOOK_INTERVAL)
+                }
+                Err(stopped) => {
+                    if !std::mem::replace(&mut complained, true) {
+                        tracing::warn!(relayer = self.identity.id, error = %stopped, "a development relayer waits for its chain");
+                    }
+                    Some(AWAY_PAUSE)
+                }
+            };
+            match pause {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => signer.wake.notified().await,
+            }
+        }
+    }
+
+    async fn round(&self, signer: &Signer, desk: &mut Desk) -> Result<(), Stopped> {
+        let chain_id = match desk.chain_id {
+            Some(chain_id) => chain_id,
+            None => self.meet(signer, desk).await?,
+        };
+        self.settle(signer, desk).await?;
+        self.send_due(signer, desk).await?;
+        self.fill_gap(signer, desk, chain_id).await?;
+        for _ in 0..SIGN_BATCH {
+            let next = self.book().unsigned.first().copied();
+            let Some(number) = next.filter(|_| desk.in_flight.len() < IN_FLIGHT_MAX) else { break };
+            self.sign_and_send(signer, desk, chain_id, number).await?;
+        }
+        Ok(())
+    }
+
+    /// The first answer of the node, and what was under way at the last stop.
+    async fn meet(&self, signer: &Signer, desk: &mut Desk) -> Result<u64, Stopped> {
+        let chain_id = signer.node.chain_id().await?;
+        if signer.well_known && !PLAYGROUNDS.contains(&chain_id) {
+            return Err(Stopped::WrongChain(chain_id));
+        }
+        signer.next_nonce.store(signer.node.nonce_pending(signer.address).await?, Ordering::Relaxed);
+        let mut strangers = 0;
+        for record in self.book().records.values() {
+            let Some(OnChain { status, signed: Some(signed), .. }) = &record.chain else { continue };
+            if status.is_final() {
+                continue;
+            }
+            // Signed for another chain or with another key, and perhaps sent there: nothing to be done about it here.
+            if (signed.chain_id, signed.from) == (chain_id, signer.address) {
+                desk.in_flight.insert(signed.nonce, InFlight::new(record.number));
+            } else {
+                strangers += 1;
+            }
+        }
+        if strangers > 0 {
+            tracing::warn!(
+                relayer = self.identity.id,
+                strangers,
+                "transactions signed for another chain or by another key are left alone"
+            );
+        }
+        desk.chain_id = Some(chain_id);
+        signer.ready.store(true, Ordering::Relaxed);
+        tracing::info!(
+            relayer = self.identity.id, address = %signer.address, chain_id, under_way = desk.in_flight.len(),
+            "a development relayer signs"
+        );
+        Ok(chain_id)
+    }
+
+    /// Tells the end of what was mined. Nonces are mined in order, so the first without a receipt is the last to ask for.
+    async fn settle(&self, signer: &Signer, desk: &mut Desk) -> Result<(), Stopped> {
+        while let Some((nonce, number)) = desk.first() {
+            let Some((record, signed)) = self.signed(number) else {
+                desk.in_flight.remove(&nonce);
+                continue;
+            };
+            let Some(mined) = signer.node.mined(signed.hash).await? else { break };
+            self.tell_end(signer, &record, &signed, mined).await?;
+            desk.in_flight.remove(&nonce);
+        }
+        Ok(())
+    }
+
+    async fn tell_end(&self, signer: &Signer, record: &Record, signed: &Signed, mined: Mined) -> Result<(), Stopped> {
+        let Mined { well, block } = mined;
+        if well {
+            return self.advance(record, |chain| chain.confirmed(block, now())).await;
+        }
+        let why = signer.node.revert_reason(signer.address, &record.request, signed, block.unwrap_or(1)).await?;
+        let mut reason = "Transaction reverted on-chain (receipt status: failed)".to_owned();
+        if let Some(why) = why {
+            reason = format!("{reason}: {why}");
+        }
+        self.advance(record, |chain| chain.failed(reason, block)).await
+    }
+
+    /// Sends what the chain should have and perhaps has not.
+    async fn send_due(&self, signer: &Signer, desk: &mut Desk) -> Result<(), Stopped> {
+        let due: Vec<u64> = desk.in_flight.iter().filter(|(_, sent)| sent.is_due()).map(|(nonce, _)| *nonce).collect();
+        for nonce in due {
+            self.send_one(signer, desk, nonce).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_one(&self, signer: &Signer, desk: &mut Desk, nonce: u64) -> Result<(), Stopped> {
+        let Some(sent) = desk.in_flight.get_mut(&nonce) else { return Ok(()) };
+        let Some((record, signed)) = self.signed(sent.number) else { return Ok(()) };
+        let taken = signer.node.send(&signed.raw).await?;
+        sent.sent_at = Some(Instant::now());
+        match taken {
+            Taken::Yes => self.advance(&record, OnChain::submitted).await,
+            Taken::NonceUsed => {
+                // In this order: a nonce that is used and a receipt that is not there, not the other way round.
+                let used = signer.node.nonce_mined(signer.address).await? > nonce;
+                let ours = signer.node.mined(signed.hash).await?.is_some();
+                sent.lost_looks = if used && !ours { sent.lost_looks + 1 } else { 0 };
+                if sent.lost_looks >= LOST_LOOKS {
+                    tracing::warn!(
+                        relayer = self.identity.id, record = %record.id, nonce,
+                        "somebody else used this nonce; the transaction gets another"
+                    );
+                    desk.in_flight.remove(&nonce);
+                    self.book().unsigned.insert(record.number);
+                }
+                Ok(())
+            }
+            // A node that had it before does not prove by a refusal that it is gone.
+            Taken::Refused(_) if record.status_at(0) > Status::Sent => Ok(()),
+            Taken::Refused(word) => {
+                sent.refusals += 1;
+                if sent.refusals < REFUSALS_MAX {
+                    return Ok(());
+                }
+                // Nobody has these bytes, and something else will use the nonce: see `fill_gap`.
+                desk.in_flight.remove(&nonce);
+                self.advance(&record, |chain| chain.failed(format!("The node refused it: {word}"), None)).await
+            }
+        }
+    }
+
+    /// A chain that lost its memory counts from below what was signed; so does one that refused something in between. No
+    /// other transaction will ever fill such a gap, so no-ops do, as at the real one.
+    async fn fill_gap(&self, signer: &Signer, desk: &Desk, chain_id: u64) -> Result<(), Stopped> {
+        let Some((oldest, sent)) = desk.in_flight.first_key_value() else { return Ok(()) };
+        if sent.sent_at.is_none() || signer.node.nonce_mined(signer.address).await? >= *oldest {
+            return Ok(());
+        }
+        let next = signer.node.nonce_pending(signer.address).await?;
+        for nonce in next..(*oldest).min(next.saturating_add(GAP_FILL_MAX)) {
+            tracing::warn!(relayer = self.identity.id, nonce, "a no-op fills a gap in the nonces");
+            let no_op =
+                sign(&signer.wallet, chain_id, nonce, Offer::no_op(&signer.node, signer.address).await?).await?;
+            if let Taken::Refused(word) = signer.node.send(&no_op.raw).await? {
+                tracing::warn!(relayer = self.identity.id, nonce, word, "the node refused a no-op");
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn sign_and_send(&self, signer: &Signer, desk: &mut Desk, chain_id: u64, number: u64) -> Result<(), Stopped> {
+        let found = self.book().records.get(&number).cloned();
+        let Some(record) = found else {
+            self.book().unsigned.remove(&number);
+            return Ok(());
+        };
+        let offer = match signer.node.offer(signer.address, &record.request).await? {
+            Ok(offer) => offer,
+            Err(reason) => {
+                self.advance(&record, |chain| chain.failed(reason, None)).await?;
+                self.book().unsigned.remove(&number);
+                return Ok(());
+            }
+        };
+        // Ours that are under way come first; else the chain knows, whatever became of it since we last looked.
+        let nonce = match desk.in_flight.last_key_value() {
+            Some((last, _)) => last + 1,
+            None => signer.node.nonce_pending(signer.address).await?,
+        };
+        let signed = sign(&signer.wallet, chain_id, nonce, offer).await?;
+        self.advance(&record, |chain| chain.signed(signed)).await?;
+        self.book().unsigned.remove(&number);
+        desk.in_flight.insert(nonce, InFlight::new(number));
+        signer.next_nonce.store(nonce + 1, Ordering::Relaxed);
+        self.send_one(signer, desk, nonce).await
+    }
+
+    /// The journal first, then everybody else.
+    async fn advance(&self, record: &Record, change: impl FnOnce(&OnChain) -> OnChain) -> Result<(), Stopped> {
+        let Some(chain) = &record.chain else { return Ok(()) };
+        let changed = change(chain);
+        if changed == *chain {
+            return Ok(());
+        }
+        let mut record = record.clone();
+        record.chain = Some(changed);
+        self.journal.update(&record).await?;
+        self.book().advance(record, now());
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    fn has_unsigned(&self) -> bool {
+        !self.book().unsigned.is_empty()
+    }
+
+    fn signed(&self, number: u64) -> Option<(Arc<Record>, Signed)> {
+        let record = self.book().records.get(&number).cloned()?;
+        let signed = record.chain.as_ref()?.signed.clone()?;
+        Some((record, signed))
+    }
+}
+
+impl Desk {
+    /// The lowest nonce, and whose it is.
+    fn first(&self) -> Option<(u64, u64)> {
+        self.in_flight.first_key_value().map(|(nonce, sent)| (*nonce, sent.number))
+    }
+}
+
+impl InFlight {
+    fn new(number: u64) -> Self {
+        Self { number, sent_at: None, refusals: 0, lost_looks: 0 }
+    }
+
+    fn is_due(&self) -> bool {
+        self.sent_at.is_none_or(|at| at.elapsed() >= SEND_AGAIN_AFTER)
+    }
+}
