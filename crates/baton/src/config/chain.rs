@@ -45,7 +45,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     var("FORWARDER_NAME", "ERC2771Forwarder", "the name in the forwarder's EIP-712 domain"),
     var(
         "FORWARDER_GAS_OVERHEAD",
-        "120000",
+        "100000",
         "gas that the forwarder needs itself, added to the gas that was signed for",
     ),
     var(

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Write};
 
 use alloy_primitives::aliases::U48;
-use alloy_primitives::{Address, Bytes, Signature, U256};
+use alloy_primitives::{Address, B256, Bytes, Signature, U256};
 use alloy_sol_types::{Eip712Domain, SolCall, SolStruct, sol};
 use serde_json::{Map, Value};
 
@@ -134,8 +134,13 @@ impl GaslessRequest {
                     .to_owned(),
             );
         }
-        let hash = self.request.eip712_signing_hash(&domain(forwarder));
+        let hash = self.signing_hash(forwarder);
         signature.recover_address_from_prehash(&hash).map_err(|_| "no signer can be recovered from it".to_owned())
+    }
+
+    /// What is signed for this forwarder.
+    pub fn signing_hash(&self, forwarder: &ForwarderConfig) -> B256 {
+        self.request.eip712_signing_hash(&domain(forwarder))
     }
 
     /// Whether the forwarder would say that it is too late.
@@ -160,7 +165,8 @@ impl GaslessRequest {
         inner.checked_add(inner / 63 + 1)?.checked_add(data)?.checked_add(overhead)
     }
 
-    fn calldata(&self) -> Vec<u8> {
+    /// The call of the forwarder that carries it.
+    pub fn calldata(&self) -> Vec<u8> {
         let ForwardRequest { from, to, value, gas, nonce: _, deadline, data } = self.request.clone();
         let request = ForwardRequestData { from, to, value, gas, deadline, data, signature: self.signature.clone() };
         executeCall { request }.abi_encode()
@@ -208,7 +214,7 @@ impl Forward {
 }
 
 /// What a signature is good for: this contract, of this name, on this chain.
-pub fn domain(forwarder: &ForwarderConfig) -> Eip712Domain {
+fn domain(forwarder: &ForwarderConfig) -> Eip712Domain {
     Eip712Domain::new(
         Some(Cow::Owned(forwarder.name.clone())),
         Some(Cow::Borrowed(DOMAIN_VERSION)),

@@ -1,4 +1,4 @@
-use alloy_primitives::{B256, b256};
+use alloy_primitives::b256;
 use serde_json::json;
 
 use super::*;
@@ -47,7 +47,7 @@ fn refused(body: &Value) -> Vec<String> {
 #[test]
 fn hash_signer_and_call_data_are_those_of_ethers() {
     let request = parsed(&body());
-    assert_eq!(request.request.eip712_signing_hash(&domain(&forwarder())), HASH);
+    assert_eq!(request.signing_hash(&forwarder()), HASH);
     assert_eq!(request.signer(&forwarder()).unwrap().to_checksum(None), FROM);
     let call = request.forward(&forwarder()).unwrap().call();
     assert_eq!(call.data, CALLDATA);

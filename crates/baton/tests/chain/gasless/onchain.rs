@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use alloy_primitives::U256;
 use alloy_sol_types::SolCall;
-use harness::chain::{CHAIN_ID, ForwardRequest, FORWARDER_NAME, Token};
+use harness::chain::{CHAIN_ID, FORWARDER_NAME, ForwardRequest, Token};
 use serde_json::Value;
 use tokio::time::Instant;
 
