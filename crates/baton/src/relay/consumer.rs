@@ -246,10 +246,11 @@ impl Consumer {
         counter!("baton_waits_total").increment(1);
         // Once at first, for people, and then as often as the reconciler would queue it again.
         let (now, clocks) = (Timestamp::now(), &self.book.clocks);
-        if row.is_untouched() || row.check_at.is_some_and(|at| at < now + clocks.pending_check / 2) {
-            if let Err(failure) = self.book.update_from(row.clone(), |row| row.put_off(&reason, now, clocks)).await {
-                return Outcome::Retry { after: WAIT, reason: failure.to_string() };
-            }
+        let soon = row.check_at.is_some_and(|at| at < now + clocks.pending_check / 2);
+        if (row.is_untouched() || soon)
+            && let Err(failure) = self.book.update_from(row.clone(), |row| row.put_off(&reason, now, clocks)).await
+        {
+            return Outcome::Retry { after: WAIT, reason: failure.to_string() };
         }
         if receives > 1 {
             let message = Envelope::of(row).outgoing().delayed(after);

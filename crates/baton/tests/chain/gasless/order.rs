@@ -3,6 +3,9 @@
 
 use std::time::Duration;
 
+use alloy_provider::network::TransactionBuilder;
+use alloy_sol_types::SolCall;
+use harness::chain::{Forwarder, TransactionRequest};
 use harness::engine::Engine;
 use harness::relayer::{Outcome, PostFault, Timing};
 use harness::wait::eventually_ok;
@@ -140,6 +143,66 @@ async fn one_that_its_relayer_fails_before_it_has_a_place_takes_its_followers_wi
         assert!(reason.contains(before) && reason.contains("blocked"), "{reason}");
     }
     assert_eq!(stand.relayers[0].accepted().len(), 1, "the followers were not sent");
+}
+
+#[tokio::test]
+async fn a_replayed_one_whose_nonce_went_to_another_is_not_sent() {
+    let ground = Ground::new().await;
+    let stand = ground.plan(1).start().await;
+    stand.relayers[0].change_faults(|faults| faults.every_post = Some(PostFault::Refused("not today".into())));
+    let first = queue(&ground, &stand, 1).await;
+    until_final(&stand, &first).await;
+    stand.relayers[0].change_faults(|faults| faults.every_post = None);
+    let second = queue(&ground, &stand, 1).await;
+    assert_eq!(until_final(&stand, &second).await[0]["status"], "confirmed");
+
+    let (code, said) = stand.command(["dlq", "replay", "--all"]).await;
+    assert_eq!(code, 0, "{said}");
+    let shown = eventually_ok(SOON, "the replayed one to fail again", || async {
+        let shown = stand.status(&first[0]).await;
+        let reason = shown["error_message"].as_str().unwrap_or_default();
+        if shown["status"] == "failed" && reason.contains(&second[0]) { Ok(shown) } else { Err(shown.to_string()) }
+    })
+    .await;
+    assert!(shown["error_message"].as_str().unwrap().contains("was given to"), "{shown}");
+    assert_eq!(stand.relayers[0].accepted().len(), 1);
+}
+
+#[tokio::test]
+async fn once_the_chain_has_executed_one_the_next_may_go_anywhere() {
+    let ground = Ground::new().await;
+    let stand = slow(ground.plan(2), 2).start().await;
+    for relayer in &stand.relayers {
+        relayer.change_faults(|faults| faults.jammed = true);
+    }
+    let first = queue(&ground, &stand, 1).await.remove(0);
+    let shown = stand.until_status(&first, "submitted").await;
+    let holder = stand.relayers.iter().position(|relayer| relayer.url() == shown["ozRelayerUrl"]).unwrap();
+    // It has its place there, and there the next one would have to go.
+    stand.relayers[holder].change_faults(|faults| faults.paused = true);
+    stand.until_relayer(holder, "paused").await;
+    let next = queue_at(&ground, &stand, 1).await;
+    eventually_ok(SOON, "it to wait", || async {
+        let waits = stand.metric("baton_waits_total", "").await;
+        if waits >= 2.0 { Ok(()) } else { Err(waits.to_string()) }
+    })
+    .await;
+    assert_eq!(stand.status(&next).await["status"], "pending");
+
+    // Whoever sends it, it is executed.
+    let request = ground.transfer(1, 0).await;
+    let signature = ground.contracts.sign(&request, &ground.user);
+    let execute = Forwarder::executeCall { request: request.signed(signature) }.abi_encode();
+    let call = TransactionRequest::default().with_to(ground.contracts.forwarder).with_input(execute);
+    assert!(ground.chain.send(&ground.contracts.owner, call).await.status());
+    let shown = stand.until_status(&next, "submitted").await;
+    assert_eq!(shown["ozRelayerUrl"], stand.relayers[1 - holder].url());
+}
+
+async fn queue_at(ground: &Ground, stand: &Stand, nonce: u64) -> String {
+    let (code, said) = post(stand, &ground.signed(&ground.transfer(1, nonce).await), None).await;
+    assert_eq!(code, 202, "{said}");
+    said["transactionId"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
