@@ -1,23 +1,28 @@
 //! Forward requests, as we and as ethers understand them: the hash that is signed and the call that is sent are the same.
 
 use alloy_primitives::{Address, B256, Bytes, U256, Uint};
-use alloy_sol_types::{Eip712Domain, SolCall, SolStruct};
-use harness::chain::{CHAIN_ID, FORWARDER_NAME, ForwardRequest, Forwarder, domain};
+use baton::config::ForwarderConfig;
+use baton::relay::forward_request::{self, GaslessRequest};
+use harness::chain::{CHAIN_ID, FORWARDER_NAME, ForwardRequest};
 use harness::process::Program;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::signers::SOON;
+use crate::stand::SOON;
 
 const COUNT: usize = 1000;
 /// Bytes of call data, mostly fewer: what is padded and what is not.
 const DATA_MAX: usize = 2000;
 
-/// The hash to sign and the call that carries the request.
-fn ours(request: &ForwardRequest, signature: &Bytes, domain: &Eip712Domain) -> (B256, Vec<u8>) {
-    let call = Forwarder::executeCall { request: request.clone().signed(signature.clone()) };
-    (request.eip712_signing_hash(domain), call.abi_encode())
+/// The hash to sign and the call that carries the request, as the product makes them.
+fn ours(request: &ForwardRequest, signature: &Bytes, forwarder: Address) -> (B256, Vec<u8>) {
+    let ForwardRequest { from, to, value, gas, nonce, deadline, data } = request.clone();
+    let request = forward_request::ForwardRequest { from, to, value, gas, nonce, deadline, data };
+    let gasless = GaslessRequest { request, signature: signature.clone(), retry_on_failure: false };
+    let name = FORWARDER_NAME.to_owned();
+    let forwarder = ForwarderConfig { address: forwarder, name, chain_id: CHAIN_ID, gas_overhead: 0 };
+    (gasless.signing_hash(&forwarder), gasless.calldata())
 }
 
 #[tokio::test]
@@ -30,7 +35,7 @@ async fn a_thousand_requests_have_the_hash_and_the_call_that_ethers_makes() {
     let theirs = ask_ethers(&lines).await;
     assert_eq!(theirs.len(), COUNT);
     for ((request, signature, forwarder), theirs) in asked.iter().zip(theirs) {
-        let (hash, calldata) = ours(request, signature, &domain(*forwarder));
+        let (hash, calldata) = ours(request, signature, *forwarder);
         assert_eq!(theirs["hash"], hash.to_string(), "{request:?} for {forwarder}");
         assert_eq!(theirs["calldata"], Bytes::from(calldata).to_string(), "{request:?} with {signature}");
     }
