@@ -7,6 +7,8 @@ mod contracts;
 mod direct;
 mod ethers;
 mod gasless;
+mod gate;
+mod signers;
 mod stand;
 mod trouble;
 #[path = "../it/stand.rs"]
