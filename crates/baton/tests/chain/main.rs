@@ -9,7 +9,6 @@ mod ethers;
 mod gasless;
 mod gate;
 mod signers;
-mod stand;
 mod trouble;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
