@@ -40,9 +40,9 @@ pub enum Turn {
     Never(String),
 }
 
-/// How soon and how late a waiting transaction is looked at again.
+/// How soon and how late a waiting transaction is looked at again, if nobody wakes it.
 const WAIT_MIN: Duration = Duration::from_millis(200);
-const WAIT_MAX: Duration = Duration::from_secs(2);
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl Order {
     /// Keeps the order over these. Without a chain, only relayers can say that a transaction is done with.

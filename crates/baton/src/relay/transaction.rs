@@ -844,6 +844,15 @@ impl Transaction {
         }
     }
 
+    /// Whether the signer's next gasless transaction may have more to do than `before`: this one has come to a relayer, has
+    /// a nonce there, or has ended.
+    pub fn lets_the_next_go_on(&self, before: &Self) -> bool {
+        let place = |row: &Self| row.binding.as_ref().map(|binding| binding.nonce);
+        self.forward.is_some()
+            && (self.status.is_final() != before.status.is_final()
+                || (place(self) != place(before) && self.binding.is_some()))
+    }
+
     /// Whether its submission may or may not have happened, or its relayer has forgotten it.
     pub fn is_in_doubt(&self) -> bool {
         self.in_doubt().is_ok()

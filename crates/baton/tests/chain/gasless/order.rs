@@ -55,10 +55,14 @@ fn slow(plan: Plan, relayers: usize) -> Plan {
 }
 
 async fn go_in_order_to_one_relayer(engine: Engine) {
-    const COUNT: u64 = 6;
     let ground = Ground::new().await;
-    let stand = slow(ground.plan(3), 3).engine(engine).start().await;
-    let ids = queue(&ground, &stand, COUNT).await;
+    in_order_to_one_relayer(&ground, ground.plan(3).engine(engine)).await;
+}
+
+async fn in_order_to_one_relayer(ground: &Ground, plan: Plan) {
+    const COUNT: u64 = 6;
+    let stand = slow(plan, 3).start().await;
+    let ids = queue(ground, &stand, COUNT).await;
     let shown = until_final(&stand, &ids).await;
     assert!(shown.iter().all(|shown| shown["status"] == "confirmed"), "{shown:?}");
 
@@ -77,6 +81,13 @@ async fn go_in_order_to_one_relayer(engine: Engine) {
 #[tokio::test]
 async fn queued_nonces_go_in_order_to_one_relayer() {
     go_in_order_to_one_relayer(Engine::Embedded).await;
+}
+
+#[tokio::test]
+async fn queued_nonces_go_in_order_to_one_relayer_that_sends_no_webhooks() {
+    let ground = Ground::new().await;
+    let plan = ground.plan(3).no_webhooks().env("RECONCILE_SUBMITTED_MS", "500");
+    in_order_to_one_relayer(&ground, plan).await;
 }
 
 #[tokio::test]
