@@ -268,11 +268,12 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     println!();
     println!("  curl -s http://{api}/api/v1/relay/direct \\");
     println!("    -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
-    // On a chain the relayers pay it.
-    let value = if args.chain.rpc.is_some() { "1000" } else { "1000000000000000001" };
-    println!(
-        "    -d '{{\"to\":\"0x5FbDB2315678afecb367f032d93F642f64180aa3\",\"value\":\"{value}\",\"speed\":\"fast\"}}'"
-    );
+    // On a chain the relayers pay it, and to an account: at the other address is the first contract of many a chain.
+    let (to, value) = match args.chain.rpc {
+        Some(_) => ("0x70997970C51812dc3A010C7d01b50e0d17dc79C8", "1000"),
+        None => ("0x5FbDB2315678afecb367f032d93F642f64180aa3", "1000000000000000001"),
+    };
+    println!("    -d '{{\"to\":\"{to}\",\"value\":\"{value}\",\"speed\":\"fast\"}}'");
     println!();
     println!("Follow it with the transactionId of the answer:");
     println!();

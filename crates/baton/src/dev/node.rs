@@ -47,6 +47,8 @@ pub(super) enum Taken {
     Yes,
     /// A transaction with this nonce was mined. It may be this one.
     NonceUsed,
+    /// Not as things are: there is too little money, or another transaction with this nonce waits to be mined.
+    NotNow(String),
     /// It does not want it, and says why.
     Refused(String),
 }
@@ -89,8 +91,14 @@ impl Node {
         self.provider.get_transaction_count(address).pending().await.map_err(away)
     }
 
-    /// Gas and fees for a request; or why it cannot be signed, in the real one's words.
-    pub(super) async fn offer(&self, from: Address, wanted: &Request) -> Result<Result<Offer, String>, Away> {
+    /// Gas and fees for a request; or why it cannot be signed, in the real one's words. What is `spoken_for` is no longer
+    /// there to pay with.
+    pub(super) async fn offer(
+        &self,
+        from: Address,
+        wanted: &Request,
+        spoken_for: U256,
+    ) -> Result<Result<Offer, String>, Away> {
         let Some(request) = to_chain(from, wanted) else {
             return Ok(Err("Transaction could not be encoded: malformed `to` or `data`".to_owned()));
         };
@@ -115,7 +123,7 @@ impl Node {
         let cost = U256::from(gas_limit)
             .checked_mul(U256::from(fees.max()))
             .and_then(|gas| gas.checked_add(request.value.unwrap_or_default()));
-        let balance = self.balance(from).await?;
+        let balance = self.balance(from).await?.saturating_sub(spoken_for);
         if cost.is_none_or(|cost| cost > balance) {
             let cost = cost.map_or("more than there is".to_owned(), |cost| cost.to_string());
             let reason = format!("Insufficient balance: Relayer balance {balance} is insufficient to cover {cost}");
@@ -175,7 +183,7 @@ pub(super) async fn sign(wallet: &EthereumWallet, chain_id: u64, nonce: u64, off
         Fees::GasPrice(price) => request.with_gas_price(price),
         Fees::Eip1559 { max, priority } => request.with_max_fee_per_gas(max).with_max_priority_fee_per_gas(priority),
     };
-    let from = request.from.unwrap_or_default();
+    let (from, value) = (request.from.unwrap_or_default(), request.value.unwrap_or_default());
     let envelope = request.build(wallet).await?;
     let signature = envelope.signature();
     Ok(Signed {
@@ -186,6 +194,7 @@ pub(super) async fn sign(wallet: &EthereumWallet, chain_id: u64, nonce: u64, off
         raw: envelope.encoded_2718().into(),
         gas_limit,
         fees,
+        value,
         r: signature.r().into(),
         s: signature.s().into(),
         v: u8::from(signature.v()),
@@ -227,8 +236,19 @@ fn gas_default(data: &[u8]) -> u64 {
     }
 }
 
+/// Without the node's address, in which some providers want a key.
 fn away(error: RpcError<TransportErrorKind>) -> Away {
-    Away(error.to_string())
+    let said = match &error {
+        RpcError::ErrorResp(payload) => format!("the node says {}", payload.message),
+        RpcError::Transport(TransportErrorKind::HttpError(answer)) => format!("the node answers {}", answer.status),
+        RpcError::Transport(TransportErrorKind::Custom(cause)) => match cause.downcast_ref::<reqwest::Error>() {
+            Some(cause) if cause.is_connect() => "the node cannot be reached".to_owned(),
+            Some(cause) if cause.is_timeout() => "the node does not answer".to_owned(),
+            _ => "the connection to the node failed".to_owned(),
+        },
+        _ => "the node's answer cannot be read".to_owned(),
+    };
+    Away(said)
 }
 
 /// What the node itself says about the question: the reason of a revert if there is one, else its message. `None` if it
@@ -263,6 +283,8 @@ fn read_refusal(word: &str) -> Taken {
         Taken::Yes
     } else if says(&["nonce too low", "nonce is too low", "nonce has already been used"]) {
         Taken::NonceUsed
+    } else if says(&["insufficient funds", "enough funds", "underpriced", "replacement", "base fee", "pool is full"]) {
+        Taken::NotNow(word.to_owned())
     } else {
         Taken::Refused(word.to_owned())
     }
@@ -282,8 +304,10 @@ mod tests {
         for word in ["nonce too low: next nonce 5, tx nonce 3", "Nonce too low. Expected nonce to be 1 but got 0."] {
             assert_eq!(read_refusal(word), Taken::NonceUsed);
         }
-        let poor = "Insufficient funds for gas * price + value";
-        assert_eq!(read_refusal(poor), Taken::Refused(poor.to_owned()));
+        for word in ["Insufficient funds for gas * price + value", "replacement transaction underpriced"] {
+            assert_eq!(read_refusal(word), Taken::NotNow(word.to_owned()));
+        }
+        assert_eq!(read_refusal("invalid chain id"), Taken::Refused("invalid chain id".to_owned()));
     }
 
     #[test]

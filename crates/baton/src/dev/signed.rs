@@ -1,7 +1,7 @@
 //! What has come of a record on a chain (pure). Without a chain a record is a function of the time; here it moves when
 //! the chain does, and each of its states is in the journal before anybody hears of it.
 
-use alloy_primitives::{Address, B256, Bytes};
+use alloy_primitives::{Address, B256, Bytes, U256};
 use serde::{Deserialize, Serialize};
 
 use super::record::Status;
@@ -33,6 +33,8 @@ pub(super) struct Signed {
     pub(super) raw: Bytes,
     pub(super) gas_limit: u64,
     pub(super) fees: Fees,
+    /// Wei that goes with it.
+    pub(super) value: U256,
     /// 32 bytes each, and 0 or 1.
     pub(super) r: B256,
     pub(super) s: B256,
@@ -56,6 +58,13 @@ impl Fees {
             Self::GasPrice(price) => price,
             Self::Eip1559 { max, .. } => max,
         }
+    }
+}
+
+impl Signed {
+    /// Wei that it takes from its sender at most.
+    pub(super) fn cost(&self) -> U256 {
+        U256::from(self.gas_limit).saturating_mul(U256::from(self.fees.max())).saturating_add(self.value)
     }
 }
 

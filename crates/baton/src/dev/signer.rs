@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, U256};
 use alloy_provider::network::EthereumWallet;
 use alloy_signer_local::PrivateKeySigner;
 use pipeline::sqlite::DatabaseError;
@@ -31,16 +31,19 @@ use super::{
 const IN_FLIGHT_MAX: usize = 64;
 /// How many are signed before a look at what was sent.
 const SIGN_BATCH: usize = 16;
-/// Between two looks while something is under way.
+/// Between two looks while something is under way: at first, and when nothing has happened for long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const LOOK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// After the node did not answer.
 const AWAY_PAUSE: Duration = Duration::from_millis(500);
 /// When what was sent and is not mined is sent again: the node may have been started anew and know nothing of it.
 const SEND_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// How often a node may refuse a transaction that it never had before it is given up.
 const REFUSALS_MAX: u32 = 5;
-/// How often, so long apart, a nonce must be found used without a receipt: a node may be slow to show one.
-const LOST_LOOKS: u32 = 3;
+/// How often, so long apart, a nonce must be found used without a receipt: a node may be slow to show one, most of all
+/// one that is many behind one address.
+const LOST_LOOKS: u32 = 15;
+const LOST_LOOKS_PLAYGROUND: u32 = 3;
 /// No-ops sent at once to fill the nonces that a chain has forgotten.
 const GAP_FILL_MAX: u64 = 100;
 /// The ids of chains where everybody has the keys that everybody knows.
@@ -115,24 +118,34 @@ impl Relayer {
     pub(super) async fn follow_the_chain(&self, signer: &Signer) {
         let mut desk = Desk::default();
         let mut complained = false;
+        let mut pause = LOOK_INTERVAL;
         loop {
-            let pause = match self.round(signer, &mut desk).await {
-                Ok(()) => {
-                    if std::mem::take(&mut complained) {
-                        tracing::info!(relayer = self.identity.id, "the chain answers again");
-                    }
-                    (!desk.in_flight.is_empty() || self.has_unsigned()).then_some(LOOK_INTERVAL)
+            let before = desk.in_flight.keys().next().copied();
+            match self.round(signer, &mut desk).await {
+                Ok(()) if std::mem::take(&mut complained) => {
+                    tracing::info!(relayer = self.identity.id, "the chain answers again");
                 }
+                Ok(()) => {}
                 Err(stopped) => {
                     if !std::mem::replace(&mut complained, true) {
                         tracing::warn!(relayer = self.identity.id, error = %stopped, "a development relayer waits for its chain");
                     }
-                    Some(AWAY_PAUSE)
+                    tokio::time::sleep(AWAY_PAUSE).await;
+                    continue;
+                }
+            }
+            let oldest = desk.in_flight.keys().next().copied();
+            let moves = oldest != before;
+            pause = if moves { LOOK_INTERVAL } else { (pause * 2).min(LOOK_INTERVAL_MAX) };
+            let look = async {
+                match oldest.is_some() || self.has_unsigned() {
+                    true => tokio::time::sleep(pause).await,
+                    false => std::future::pending().await,
                 }
             };
-            match pause {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => signer.wake.notified().await,
+            tokio::select! {
+                () = look => {}
+                () = signer.wake.notified() => pause = LOOK_INTERVAL,
             }
         }
     }
@@ -237,7 +250,8 @@ impl Relayer {
                 let used = signer.node.nonce_mined(signer.address).await? > nonce;
                 let ours = signer.node.mined(signed.hash).await?.is_some();
                 sent.lost_looks = if used && !ours { sent.lost_looks + 1 } else { 0 };
-                if sent.lost_looks >= LOST_LOOKS {
+                let playground = PLAYGROUNDS.contains(&signed.chain_id);
+                if sent.lost_looks >= if playground { LOST_LOOKS_PLAYGROUND } else { LOST_LOOKS } {
                     tracing::warn!(
                         relayer = self.identity.id, record = %record.id, nonce,
                         "somebody else used this nonce; the transaction gets another"
@@ -245,6 +259,10 @@ impl Relayer {
                     desk.in_flight.remove(&nonce);
                     self.book().unsigned.insert(record.number);
                 }
+                Ok(())
+            }
+            Taken::NotNow(word) => {
+                tracing::warn!(relayer = self.identity.id, record = %record.id, nonce, word, "the node does not take it yet");
                 Ok(())
             }
             // A node that had it before does not prove by a refusal that it is gone.
@@ -287,7 +305,9 @@ impl Relayer {
             self.book().unsigned.remove(&number);
             return Ok(());
         };
-        let offer = match signer.node.offer(signer.address, &record.request).await? {
+        let under_way = desk.in_flight.values().filter_map(|sent| self.signed(sent.number));
+        let spoken_for = under_way.fold(U256::ZERO, |sum, (_, signed)| sum.saturating_add(signed.cost()));
+        let offer = match signer.node.offer(signer.address, &record.request, spoken_for).await? {
             Ok(offer) => offer,
             Err(reason) => {
                 self.advance(&record, |chain| chain.failed(reason, None)).await?;

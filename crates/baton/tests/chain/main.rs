@@ -7,7 +7,8 @@ mod contracts;
 mod direct;
 mod ethers;
 mod gasless;
-mod stand;
+mod gate;
+mod signers;
 mod trouble;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]

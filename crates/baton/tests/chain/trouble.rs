@@ -10,15 +10,16 @@ use harness::proxy::{Mode, Proxy};
 use harness::servers::{Server, Servers};
 use harness::wait::{eventually, eventually_ok};
 
-use crate::stand::{LATER, Plan, SOON};
+use crate::gate::{Gate, Sends};
+use crate::signers::{LATER, Plan, SOON};
 
 #[tokio::test]
-async fn relayers_killed_and_cut_off_under_load_sign_each_transaction_once() {
+async fn relayers_and_consumer_killed_and_cut_off_under_load_execute_each_transaction_once() {
     const LIVES: u64 = 10;
     const EACH: u64 = 12;
     let chain = Chain::shared();
     let link = Proxy::start(harness::engine::address("BATON_TEST_RPC_URL")).await;
-    let mut stand = Plan::on(&chain).rpc(link.url()).start().await;
+    let mut stand = Plan::on(&chain).rpc(link.url()).split().start().await;
     let mut sent = BTreeMap::new();
     for life in 0..LIVES {
         let before = stand.mined().await;
@@ -29,7 +30,7 @@ async fn relayers_killed_and_cut_off_under_load_sign_each_transaction_once() {
         // In the middle of it, each time at another place.
         eventually_ok(LATER, "some more to be mined", || async {
             let mined = stand.mined().await;
-            if mined > before + life % 4 { Ok(()) } else { Err(format!("{mined}\n{}", stand.relayers.story())) }
+            if mined > before + life % 4 { Ok(()) } else { Err(format!("{mined}\n{}", stand.story())) }
         })
         .await;
         link.cut().await;
@@ -38,6 +39,9 @@ async fn relayers_killed_and_cut_off_under_load_sign_each_transaction_once() {
             stand.relayers.restart().await.unwrap();
             stand.relayers_ready().await;
         }
+        if life % 3 == 0 {
+            stand.consumer.as_mut().unwrap().restart().await.unwrap();
+        }
     }
     for (id, (friend, value)) in &sent {
         let end = stand.until_status(id, "confirmed").await;
@@ -45,6 +49,58 @@ async fn relayers_killed_and_cut_off_under_load_sign_each_transaction_once() {
         assert_eq!(chain.balance(*friend).await, U256::from(*value));
     }
     assert_eq!(stand.mined().await, LIVES * EACH, "not one more than was asked for");
+}
+
+/// Killed after the signature is on disk and before the chain has it: the same bytes go out in the next life.
+#[tokio::test]
+async fn what_was_signed_and_not_sent_before_a_kill_is_sent_as_it_was_signed() {
+    let servers = Servers::running(&[Server::Chain]).await;
+    let chain = Chain::of(&servers);
+    let gate = Gate::before(&chain).await;
+    let mut stand = Plan::on(&chain).rpc(gate.url()).start().await;
+    stand.until_enabled(0).await;
+    let friend = new_key().address();
+    gate.set(Sends::HeldBack);
+    let ids = [stand.post_at_relayer(0, friend, 1).await, stand.post_at_relayer(0, friend, 2).await];
+    let signed = stand.until_record(0, &ids[0], "sent").await;
+    // Fees are others now: who signed again would not sign the same.
+    for _ in 0..5 {
+        chain.mine().await;
+    }
+    stand.relayers.restart().await.unwrap();
+    stand.relayers_ready().await;
+    stand.until_enabled(0).await;
+    let after = stand.record(0, &ids[0]).await;
+    assert_eq!((&after["hash"], &after["nonce"]), (&signed["hash"], &signed["nonce"]));
+
+    gate.set(Sends::Pass);
+    let end = stand.until_record(0, &ids[0], "confirmed").await;
+    assert_eq!(end["hash"], signed["hash"]);
+    assert_eq!(stand.until_record(0, &ids[1], "confirmed").await["nonce"], 1);
+    assert_eq!(chain.balance(friend).await, U256::from(3));
+    assert_eq!(gate.transactions().len(), 2, "one for each, however often it was sent");
+}
+
+/// Killed after the chain has it and before the relayer knows: it is found on the chain in the next life.
+#[tokio::test]
+async fn what_was_sent_without_an_answer_before_a_kill_is_not_signed_again() {
+    let chain = Chain::shared();
+    let gate = Gate::before(&chain).await;
+    let mut stand = Plan::on(&chain).rpc(gate.url()).start().await;
+    stand.until_enabled(0).await;
+    let (relayer, friend) = (stand.keys[0].address(), new_key().address());
+    gate.set(Sends::Unanswered);
+    let id = stand.post_at_relayer(0, friend, 1).await;
+    eventually(SOON, "the chain to have it", || async { (chain.nonce(relayer).await == 1).then_some(()) }).await;
+    stand.relayers.restart().await.unwrap();
+    stand.relayers_ready().await;
+    let end = stand.until_record(0, &id, "confirmed").await;
+    assert_eq!(end["nonce"], 0);
+    gate.set(Sends::Pass);
+    let next = stand.post_at_relayer(0, friend, 1).await;
+    assert_eq!(stand.until_record(0, &next, "confirmed").await["nonce"], 1);
+    assert_eq!(chain.balance(friend).await, U256::from(2));
+    assert_eq!(gate.transactions().len(), 2);
 }
 
 #[tokio::test]
@@ -69,8 +125,8 @@ async fn what_is_accepted_while_the_chain_is_away_is_sent_in_order_when_it_is_ba
     stand.relayers.kill9().await.unwrap();
     stand.relayers.restart().await.unwrap();
     stand.relayers_ready().await;
-    let (_, relayers) = crate::stand::answer(
-        stand.http.get(format!("{}/api/v1/relayers", stand.relayer_urls[0])).bearer_auth(crate::stand::RELAYER_KEY),
+    let (_, relayers) = crate::signers::answer(
+        stand.http.get(format!("{}/api/v1/relayers", stand.relayer_urls[0])).bearer_auth(crate::signers::RELAYER_KEY),
     )
     .await;
     assert_eq!(relayers["data"][0]["system_disabled"], true);

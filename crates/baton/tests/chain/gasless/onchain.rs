@@ -9,12 +9,11 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::Ground;
-use crate::stand::{LATER, Plan, Stand};
+use crate::signers::{LATER, Plan, Stand};
 
 /// The product and its relayers, set up for this ground.
 fn plan(ground: &Ground) -> Plan {
     Plan::on(&ground.chain)
-        .env("CONSUMER_DEAD_AFTER_MS", "1000")
         .env("RPC_URL", ground.chain.url())
         .env("CHAIN_ID", CHAIN_ID.to_string())
         .env("FORWARDER_ADDRESS", ground.contracts.forwarder.to_string())
@@ -92,7 +91,8 @@ async fn the_gas_that_was_signed_for_reaches_the_target() {
 async fn ten_queued_nonces_are_executed_in_order_while_the_consumer_is_killed_every_second() {
     const COUNT: u64 = 10;
     let ground = Ground::new().await;
-    let mut stand = plan(&ground).start().await;
+    let mut stand = plan(&ground).split().start().await;
+    let mut consumer = stand.consumer.take().unwrap();
     // All of them wait before the first can go.
     stand.relayers.kill9().await.unwrap();
     let mut ids = Vec::new();
@@ -105,10 +105,10 @@ async fn ten_queued_nonces_are_executed_in_order_while_the_consumer_is_killed_ev
     let until = Instant::now() + LATER;
     let (mut executed, mut kills) = (U256::ZERO, 0);
     while executed < U256::from(COUNT) {
-        assert!(Instant::now() < until, "{executed} of {COUNT}\n{}", stand.api.story());
-        stand.api.kill9().await.unwrap();
+        assert!(Instant::now() < until, "{executed} of {COUNT}\n{}", consumer.story());
+        consumer.kill9().await.unwrap();
         kills += 1;
-        stand.api.restart().await.unwrap();
+        consumer.restart().await.unwrap();
         // A life lasts a second, or until another one is executed: then the most is under way.
         let end = Instant::now() + Duration::from_secs(1);
         let before = executed;
@@ -116,7 +116,6 @@ async fn ten_queued_nonces_are_executed_in_order_while_the_consumer_is_killed_ev
             executed = ground.contracts.forwarder_nonce(user).await;
         }
     }
-    stand.api.wait_ready(&format!("{}/ready", stand.base), LATER).await.unwrap();
     println!("{kills} kills");
 
     let mut places = Vec::new();

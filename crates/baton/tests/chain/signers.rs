@@ -1,4 +1,5 @@
-//! A stand on a chain: three development relayers that sign, in a process of their own, and `baton serve` in front.
+//! A stand on a chain: three development relayers that sign, in a process of their own, and `baton` in front of them, in
+//! one process or in two.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub struct Plan {
     chain: Chain,
     rpc: String,
     env: BTreeMap<String, String>,
+    split: bool,
 }
 
 impl Plan {
@@ -39,10 +41,11 @@ impl Plan {
             ("RECONCILE_ABSENT_MS", "500"),
             ("RELAYER_SUBMIT_TIMEOUT_MS", "2000"),
             ("RELAYER_HANDLER_TIMEOUT_MS", "2000"),
+            ("CONSUMER_DEAD_AFTER_MS", "2000"),
             ("BREAKER_OPEN_MS", "500"),
         ];
         let env = env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Self { chain: chain.clone(), rpc: chain.url().to_owned(), env }
+        Self { chain: chain.clone(), rpc: chain.url().to_owned(), env, split: false }
     }
 
     /// The relayers reach the chain by this address.
@@ -51,7 +54,13 @@ impl Plan {
         self
     }
 
-    /// With another variable for `baton serve`.
+    /// The API and the consumer as two processes on one data directory.
+    pub fn split(mut self) -> Self {
+        self.split = true;
+        self
+    }
+
+    /// With another variable for `baton`.
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.insert(name.to_owned(), value.into());
         self
@@ -76,22 +85,22 @@ impl Plan {
             .unwrap();
         let relayer_urls: Vec<String> =
             (first..first + RELAYERS).map(|port| format!("http://127.0.0.1:{port}")).collect();
-        let api = baton()
-            .arg("serve")
-            .envs(self.env)
-            .env("PORT", port.to_string())
-            .env("BATON_DATA_DIR", directory.path().join("baton").display().to_string())
-            .env("OZ_RELAYER_URLS", relayer_urls.join(","))
-            .env("OZ_RELAYER_API_KEY", RELAYER_KEY)
-            .env("RELAY_API_KEY", API_KEY)
-            .env("WEBHOOK_SIGNING_KEY", WEBHOOK_KEY)
-            .start()
-            .unwrap();
+        let mut env = self.env;
+        env.insert("BATON_DATA_DIR".into(), directory.path().join("baton").display().to_string());
+        env.insert("OZ_RELAYER_URLS".into(), relayer_urls.join(","));
+        env.insert("OZ_RELAYER_API_KEY".into(), RELAYER_KEY.into());
+        env.insert("RELAY_API_KEY".into(), API_KEY.into());
+        env.insert("WEBHOOK_SIGNING_KEY".into(), WEBHOOK_KEY.into());
+        let service = if self.split { "relay-api" } else { "serve" };
+        let mut api = baton().arg(service).envs(env.clone()).env("PORT", port.to_string()).start().unwrap();
+        api.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+        let consumer = self
+            .split
+            .then(|| baton().arg("queue-consumer").envs(env).env("PORT", free_port().to_string()).start().unwrap());
         let http = harness::http_client();
         let mut stand =
-            Stand { _directory: directory, chain: self.chain, keys, relayer_urls, relayers, base, api, http };
+            Stand { _directory: directory, chain: self.chain, keys, relayer_urls, relayers, base, api, consumer, http };
         stand.relayers_ready().await;
-        stand.api.wait_ready(&format!("{}/ready", stand.base), SOON).await.unwrap();
         stand
     }
 }
@@ -112,6 +121,8 @@ pub struct Stand {
     pub relayers: Process,
     pub base: String,
     pub api: Process,
+    /// If it is apart from the API.
+    pub consumer: Option<Process>,
     pub http: reqwest::Client,
 }
 
@@ -152,7 +163,7 @@ impl Stand {
     pub async fn until_status(&self, id: &str, wanted: &str) -> Value {
         eventually_ok(LATER, format!("{id} to be {wanted}"), || async {
             let body = self.status(id).await;
-            if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.relayers.story())) }
+            if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.story())) }
         })
         .await
     }
@@ -178,7 +189,7 @@ impl Stand {
     pub async fn until_record(&self, index: usize, id: &str, wanted: &str) -> Value {
         eventually_ok(LATER, format!("record {id} to be {wanted}"), || async {
             let record = self.record(index, id).await;
-            if record["status"] == wanted { Ok(record) } else { Err(format!("{record}\n{}", self.relayers.story())) }
+            if record["status"] == wanted { Ok(record) } else { Err(format!("{record}\n{}", self.story())) }
         })
         .await
     }
@@ -190,6 +201,12 @@ impl Stand {
             if relayer["data"]["system_disabled"] == false { Ok(()) } else { Err(relayer.to_string()) }
         })
         .await;
+    }
+
+    /// What all processes said, for failure messages.
+    pub fn story(&self) -> String {
+        let processes = [Some(&self.relayers), Some(&self.api), self.consumer.as_ref()];
+        processes.into_iter().flatten().map(Process::story).collect::<Vec<_>>().join("\n")
     }
 
     /// How many transactions of the relayers were mined, all together.
