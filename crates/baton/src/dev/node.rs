@@ -135,11 +135,11 @@ impl Node {
     async fn estimate(&self, request: &TransactionRequest) -> Result<u64, Away> {
         match self.provider.estimate_gas(request.clone()).await {
             Ok(gas) => Ok(gas + gas / 10),
-            Err(error) => match own_word(&error) {
-                // As the real one does: it will fail on the chain, where everybody can see it.
-                Some(_) => Ok(gas_default(request.input.input().map(AsRef::as_ref).unwrap_or_default())),
-                None => Err(away(error)),
-            },
+            // As the real one does: it will fail on the chain, where everybody can see it.
+            Err(error) if error.as_error_resp().is_some() => {
+                Ok(gas_default(request.input.input().map(AsRef::as_ref).unwrap_or_default()))
+            }
+            Err(error) => Err(away(error)),
         }
     }
 

@@ -8,7 +8,7 @@ mod direct;
 mod ethers;
 mod gasless;
 mod gate;
-mod signers;
+mod stand;
 mod trouble;
 #[path = "../it/stand.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]

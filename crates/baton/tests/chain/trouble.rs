@@ -11,7 +11,7 @@ use harness::servers::{Server, Servers};
 use harness::wait::{eventually, eventually_ok};
 
 use crate::gate::{Gate, Sends};
-use crate::signers::{LATER, Plan, SOON};
+use crate::stand::{LATER, Plan, SOON};
 
 #[tokio::test]
 async fn relayers_and_consumer_killed_and_cut_off_under_load_execute_each_transaction_once() {
@@ -125,8 +125,8 @@ async fn what_is_accepted_while_the_chain_is_away_is_sent_in_order_when_it_is_ba
     stand.relayers.kill9().await.unwrap();
     stand.relayers.restart().await.unwrap();
     stand.relayers_ready().await;
-    let (_, relayers) = crate::signers::answer(
-        stand.http.get(format!("{}/api/v1/relayers", stand.relayer_urls[0])).bearer_auth(crate::signers::RELAYER_KEY),
+    let (_, relayers) = crate::stand::answer(
+        stand.http.get(format!("{}/api/v1/relayers", stand.relayer_urls[0])).bearer_auth(crate::stand::RELAYER_KEY),
     )
     .await;
     assert_eq!(relayers["data"][0]["system_disabled"], true);
