@@ -3,6 +3,7 @@
 //! [`Config::from_vars`] takes a lookup function, so tests pass a map; it reports every bad variable at once. What is
 //! not set is embedded, under `BATON_DATA_DIR`.
 
+mod chain;
 mod users;
 
 use std::collections::HashSet;
@@ -19,6 +20,7 @@ use crate::relay::call::parse_amount;
 use crate::relay::report::Mode;
 use crate::relay::routing::RoutingSettings;
 use crate::relay::transaction::Clocks;
+pub use chain::{ChainConfig, ForwarderConfig};
 pub use users::UsersConfig;
 
 /// Text that must not be shown.
@@ -243,6 +245,8 @@ pub struct RelayConfig {
     pub clocks: Clocks,
     /// `RELAYER_*` and `BREAKER_*`: routing.
     pub routing: RoutingSettings,
+    /// `RPC_*`, `CHAIN_ID`, `FORWARDER_*` and `RELAY_PREFLIGHT`: the chain, if it is asked anything.
+    pub chain: Option<ChainConfig>,
 }
 
 /// Logs.
@@ -273,9 +277,9 @@ pub struct Variable {
 const KEY_NAME_LENGTH_MAX: usize = 255;
 const RELAYER_URL_LENGTH_MAX: usize = 512;
 
-/// Every variable: those below, then the users lane's.
+/// Every variable: those below, then the chain's and the users lane's.
 pub fn variables() -> impl Iterator<Item = &'static Variable> {
-    VARIABLES.iter().chain(users::VARIABLES)
+    VARIABLES.iter().chain(chain::VARIABLES).chain(users::VARIABLES)
 }
 
 /// In the order of the documentation.
@@ -441,6 +445,7 @@ impl Config {
                     jam_after: vars.millis("RELAYER_JAM_AFTER_MS"),
                     report_lifetime: health_interval * 3,
                 },
+                chain: vars.chain(),
             },
             users: vars.users(),
             log: LogConfig {

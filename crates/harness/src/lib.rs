@@ -6,11 +6,13 @@
 //! * [`process`]: a real binary under test: start, kill, freeze, restart
 //! * [`engine`]: which database and queue the product runs on
 //! * [`servers`]: databases and brokers of a test's own: kill, restart, freeze
+//! * [`chain`]: a real Ethereum chain: keys, contracts, signed requests
 //! * [`ledger`]: what was accepted against what really happened
 //! * [`ports`], [`wait`]: ports that survive a restart, and waiting for a condition
 //!
 //! Nothing is shared with the product, on purpose: a mistake made in both places would hide itself.
 
+pub mod chain;
 pub mod engine;
 pub mod ledger;
 pub mod ports;

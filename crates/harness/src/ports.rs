@@ -25,21 +25,37 @@ static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
 /// # Panics
 /// When none is left.
 pub fn free_port() -> u16 {
-    let folder = std::env::temp_dir().join("baton-harness-ports");
-    std::fs::create_dir_all(&folder).expect("the folder for port locks can be made");
     // A random start, so that parallel tests do not all try the same ports first.
     let first = rand::rng().random_range(LOWEST..HIGHEST);
-    for port in (first..HIGHEST).chain(LOWEST..first) {
-        let Ok(lock) = File::create(folder.join(port.to_string())) else { continue };
-        if lock.try_lock().is_err() {
-            continue;
-        }
-        if is_free(port) {
-            TAKEN.lock().expect("no holder of this lock panics").push(lock);
-            return port;
+    let found = (first..HIGHEST).chain(LOWEST..first).find(|port| take(*port));
+    found.unwrap_or_else(|| panic!("no free port between {LOWEST} and {HIGHEST}"))
+}
+
+/// Takes that port for this process, unless somebody has it.
+fn take(port: u16) -> bool {
+    let folder = std::env::temp_dir().join("baton-harness-ports");
+    std::fs::create_dir_all(&folder).expect("the folder for port locks can be made");
+    let Ok(lock) = File::create(folder.join(port.to_string())) else { return false };
+    let taken = lock.try_lock().is_ok() && is_free(port);
+    if taken {
+        TAKEN.lock().expect("no holder of this lock panics").push(lock);
+    }
+    taken
+}
+
+/// The first of so many ports in a row, all free now and given to nobody else.
+///
+/// # Panics
+/// When there is no such row.
+pub fn free_row(count: u16) -> u16 {
+    for _ in LOWEST..HIGHEST {
+        // What is taken and not in a row is kept, and so not tried again.
+        let first = free_port();
+        if (first + 1..first + count).all(take) {
+            return first;
         }
     }
-    panic!("no free port between {LOWEST} and {HIGHEST}");
+    panic!("no {count} free ports in a row");
 }
 
 /// Listens on 127.0.0.1 and that port.

@@ -27,6 +27,8 @@ pub enum Server {
     RabbitMq,
     /// PostgreSQL. After `kill -9` it still knows what it was told.
     Postgres,
+    /// An Ethereum chain, which forgets everything.
+    Chain,
 }
 
 /// Some servers, for one story at a time.
@@ -55,6 +57,7 @@ impl Server {
             Self::Sqs => "sqs",
             Self::RabbitMq => "rabbitmq",
             Self::Postgres => "postgres",
+            Self::Chain => "chain",
         }
     }
 }

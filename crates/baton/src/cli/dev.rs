@@ -1,19 +1,23 @@
-//! `dev`: everything in one process on the embedded engine, with three development relayers that touch no chain.
+//! `dev`: everything in one process on the embedded engine, with three development relayers that touch no chain, or sign
+//! for the one that `--rpc` names.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
+use alloy_signer_local::PrivateKeySigner;
 use anyhow::Context;
 use clap::Args;
 use pipeline::sqlite::Database;
+use reqwest::Url;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
 use super::service::{Lanes, run_parts};
 use crate::config::{Config, Service};
-use crate::dev::{DevRelayer, DevRelayerOptions};
+use crate::dev::{ChainOptions, DevRelayer, DevRelayerOptions};
 use crate::http::server;
 use crate::telemetry;
 
@@ -30,7 +34,59 @@ pub struct DevArgs {
     // Fixed, since a relayer is known by its URL: what is under way at a stop must find it again at the next start.
     #[arg(long, value_name = "PORT", default_value_t = 3081)]
     relayer_port: u16,
+    #[command(flatten)]
+    chain: ChainArgs,
 }
+
+/// Where development relayers sign, if they do.
+#[derive(Args)]
+pub struct ChainArgs {
+    /// A chain's JSON-RPC: the development relayers then really sign and send
+    #[arg(long, value_name = "URL")]
+    rpc: Option<Url>,
+    /// Their private keys, three separated by commas; by default well-known ones, for local chains only
+    // Rather from the environment: everybody on the machine can read a command line.
+    #[arg(
+        long = "key",
+        value_name = "KEYS",
+        requires = "rpc",
+        env = "BATON_DEV_KEYS",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    keys: Vec<String>,
+}
+
+impl ChainArgs {
+    /// For each relayer, in order; none without a chain.
+    fn options(&self) -> anyhow::Result<Vec<Option<ChainOptions>>> {
+        let Some(rpc) = &self.rpc else { return Ok(vec![None, None, None]) };
+        let well_known = self.keys.is_empty();
+        let keys = if well_known { WELL_KNOWN_KEYS.map(str::to_owned).to_vec() } else { self.keys.clone() };
+        anyhow::ensure!(keys.len() == usize::from(RELAYERS), "--key needs {RELAYERS} keys, not {}", keys.len());
+        let mut options: Vec<Option<ChainOptions>> = Vec::new();
+        for (index, key) in keys.iter().enumerate() {
+            // What it is goes into no message.
+            let key = PrivateKeySigner::from_str(key.trim())
+                .map_err(|_| anyhow::anyhow!("key {} of --key is no private key (0x and 64 digits)", index + 1))?;
+            let known = options.iter().flatten().any(|other| other.key.address() == key.address());
+            anyhow::ensure!(
+                !known,
+                "key {} of --key is there twice: two relayers would take each other's nonces",
+                index + 1
+            );
+            options.push(Some(ChainOptions { rpc: rpc.clone(), key, well_known }));
+        }
+        Ok(options)
+    }
+}
+
+/// The last three of the ten accounts that every development chain funds; the first ones are left to their user.
+const WELL_KNOWN_KEYS: [&str; 3] = [
+    "0x4bbbf85ce3377467afe5d46f804f221813b2bb87f24d81f60f1fcdbf7cbf4356",
+    "0xdbda1821b80551c9d65939329250298aa3472ba22feea921c0cf5d620ea67b97",
+    "0x2a871d0798f97d79848a013d4936a73bf4cc922c825d33c1cf7073dff6d409c6",
+];
 
 /// The arguments of development relayers that run alone.
 #[derive(Args)]
@@ -53,21 +109,41 @@ pub struct RelayerArgs {
     /// Milliseconds between two states of a transaction, with a webhook each
     #[arg(long, default_value_t = 300)]
     step_ms: u64,
+    #[command(flatten)]
+    chain: ChainArgs,
 }
 
 /// Runs development relayers and nothing else.
 pub async fn run_relayers(args: RelayerArgs) -> anyhow::Result<ExitCode> {
     let shutdown = super::shutdown_on_signal()?;
+    if args.chain.rpc.is_some() {
+        telemetry::start_logs(&Config::from_env(Service::Command)?.log)?;
+    }
     let journal = Database::open(&args.data_dir.join("dev-relayers.db"))?;
     let keys = Keys { api: &args.api_key, webhook: &args.webhook_key };
-    let relayers =
-        start_relayers(args.port, &args.webhook_url, &keys, Duration::from_millis(args.step_ms), &journal, &shutdown)
-            .await?;
+    let plan = RelayerPlan {
+        first_port: args.port,
+        webhook_url: &args.webhook_url,
+        keys,
+        step: Duration::from_millis(args.step_ms),
+        chain: args.chain.options()?,
+    };
+    let relayers = start_relayers(plan, &journal, &shutdown).await?;
     shutdown.cancelled().await;
     for relayer in relayers {
         relayer.stopped().await;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How development relayers are set up.
+struct RelayerPlan<'a> {
+    first_port: u16,
+    webhook_url: &'a str,
+    keys: Keys<'a>,
+    step: Duration,
+    /// One for each.
+    chain: Vec<Option<ChainOptions>>,
 }
 
 /// What development relayers and their callers share.
@@ -101,7 +177,9 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let relayers = {
         let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
         let webhook_url = format!("http://{address}/api/v1/webhooks/oz-relayer");
-        start_relayers(args.relayer_port, &webhook_url, &keys, STEP, &journal, &relayers_stop).await?
+        let chain = args.chain.options()?;
+        let plan = RelayerPlan { first_port: args.relayer_port, webhook_url: &webhook_url, keys, step: STEP, chain };
+        start_relayers(plan, &journal, &relayers_stop).await?
     };
     let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
@@ -127,7 +205,8 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
         ("OZ_RELAYER_API_KEY", RELAYER_KEY.to_owned()),
         ("WEBHOOK_SIGNING_KEY", WEBHOOK_KEY.to_owned()),
     ];
-    let defaults = [
+    let rpc = args.chain.rpc.as_ref().map(Url::as_str);
+    let mut defaults = vec![
         ("RELAY_API_KEY", API_KEY),
         ("LOG_FORMAT", "text"),
         ("LOG_LEVEL", "warn,baton=info"),
@@ -135,19 +214,19 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
         ("RELAYER_RATE_PER_SECOND", "0"),
         ("RELAYER_MAX_IN_FLIGHT", "100000"),
     ];
+    // One chain for the relayers and for what is asked of it before.
+    defaults.extend(rpc.map(|rpc| ("RPC_URL", rpc)));
     Ok(Config::from_env_between(Service::Serve, &fixed, &defaults)?)
 }
 
 async fn start_relayers(
-    first_port: u16,
-    webhook_url: &str,
-    keys: &Keys<'_>,
-    step: Duration,
+    plan: RelayerPlan<'_>,
     journal: &Database,
     stop: &CancellationToken,
 ) -> anyhow::Result<Vec<DevRelayer>> {
+    let RelayerPlan { first_port, webhook_url, keys, step, chain } = plan;
     let mut relayers = Vec::new();
-    for index in 1..=RELAYERS {
+    for (index, chain) in (1..=RELAYERS).zip(chain) {
         let port = first_port + index - 1;
         let options = DevRelayerOptions {
             index: usize::from(index),
@@ -158,6 +237,7 @@ async fn start_relayers(
             database: journal.clone(),
             seed: 0,
             step,
+            chain,
         };
         let started = DevRelayer::start(options, stop.clone()).await;
         let hint = || format!("development relayer {index} cannot use port {port}; choose others with --relayer-port");
@@ -169,7 +249,15 @@ async fn start_relayers(
 fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelayer]) {
     println!("Baton (development) listens on http://{api}; data in {}", args.data_dir.display());
     for (index, relayer) in relayers.iter().enumerate() {
-        println!("  development relayer {} on {} (touches no chain)", index + 1, relayer.url());
+        let what = match relayer.address() {
+            Some(address) => format!("signs as {address}"),
+            None => "touches no chain".to_owned(),
+        };
+        println!("  development relayer {} on {} ({what})", index + 1, relayer.url());
+    }
+    if let Some(rpc) = &args.chain.rpc {
+        // Its user, if any, and what comes after are nobody's business: some providers put a key there.
+        println!("  on the chain behind {}", rpc.host_str().unwrap_or("--rpc"));
     }
     // A key from the environment is not printed.
     let own: [u8; 32] = Sha256::digest(API_KEY).into();
@@ -180,9 +268,12 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     println!();
     println!("  curl -s http://{api}/api/v1/relay/direct \\");
     println!("    -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
-    println!(
-        "    -d '{{\"to\":\"0x5FbDB2315678afecb367f032d93F642f64180aa3\",\"value\":\"1000000000000000001\",\"speed\":\"fast\"}}'"
-    );
+    // On a chain the relayers pay it, and to an account: at the other address is the first contract of many a chain.
+    let (to, value) = match args.chain.rpc {
+        Some(_) => ("0x70997970C51812dc3A010C7d01b50e0d17dc79C8", "1000"),
+        None => ("0x5FbDB2315678afecb367f032d93F642f64180aa3", "1000000000000000001"),
+    };
+    println!("    -d '{{\"to\":\"{to}\",\"value\":\"{value}\",\"speed\":\"fast\"}}'");
     println!();
     println!("Follow it with the transactionId of the answer:");
     println!();

@@ -29,7 +29,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything in one process with three development relayers; touches no chain
+    /// Everything in one process with three development relayers; touches no chain but the one you name
     Dev(dev::DevArgs),
     /// Both lanes, API and consumer, in one process, with your relayers (OZ_RELAYER_URLS)
     Serve,

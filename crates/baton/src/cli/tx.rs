@@ -96,6 +96,11 @@ async fn show(book: &Book, row: &Transaction) -> anyhow::Result<()> {
     println!("status       {}{}", row.status, if row.is_in_doubt() { " (outcome unknown)" } else { "" });
     println!("to           {}", row.call.to.to_checksum(None));
     println!("value        {} wei", row.call.value);
+    if let Some(forward) = &row.forward {
+        let request = &forward.gasless.request;
+        println!("signer       {}, nonce {}, deadline {}", request.from, request.nonce, request.deadline);
+        println!("calls        {} by the forwarder above", request.to);
+    }
     println!("key          {}", row.api_key);
     if let Some(hash) = &row.hash {
         println!("hash         {hash}");

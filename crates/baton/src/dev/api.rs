@@ -25,7 +25,7 @@ use super::{
     request::{Refusal, Request},
 };
 
-/// More than enough: nothing is ever paid from it.
+/// More than enough where nothing is ever paid from it.
 const BALANCE: &str = "10000000000000000000000";
 const PER_PAGE_DEFAULT: usize = 10;
 
@@ -116,15 +116,23 @@ async fn get_status(State(relayer): State<Arc<Relayer>>, Path(id): Path<String>)
     if let Some(answer) = relayer.unknown(&id) {
         return answer;
     }
+    let (balance, nonce) = match &relayer.signer {
+        None => (BALANCE.to_owned(), relayer.next_number.load(Ordering::Relaxed)),
+        // The real one asks the chain each time, too, and has no answer without it.
+        Some(signer) => match signer.node.balance(signer.address).await {
+            Ok(balance) => (balance.to_string(), signer.next_nonce.load(Ordering::Relaxed)),
+            Err(error) => return failure(StatusCode::INTERNAL_SERVER_ERROR, format!("Provider error: {error}")),
+        },
+    };
     let book = relayer.book();
     success(json!({
         "network_type": "evm",
-        "balance": BALANCE,
+        "balance": balance,
         "pending_transactions_count": book.pending,
         "last_confirmed_transaction_timestamp": book.last_confirmed.map(timestamp),
-        "system_disabled": false,
+        "system_disabled": relayer.is_disabled(),
         "paused": false,
-        "nonce": relayer.next_nonce.load(Ordering::Relaxed).to_string(),
+        "nonce": nonce.to_string(),
     }))
 }
 
@@ -139,6 +147,9 @@ async fn send(
     }
     if let Some(answer) = relayer.unknown(&id) {
         return answer;
+    }
+    if relayer.is_disabled() {
+        return failure(StatusCode::FORBIDDEN, "Relayer disabled".to_owned());
     }
     let request = match Request::parse(&body, OffsetDateTime::now_utc()) {
         Ok(request) => request,
@@ -207,18 +218,24 @@ impl Relayer {
         (id != self.identity.id).then(|| failure(StatusCode::NOT_FOUND, format!("Relayer with ID {id} not found")))
     }
 
+    /// As the real one is while its chain has not answered since the start.
+    fn is_disabled(&self) -> bool {
+        self.signer.as_ref().is_some_and(|signer| !signer.ready.load(Ordering::Relaxed))
+    }
+
     fn to_json(&self) -> Value {
+        let (network, signer) = if self.signer.is_some() { ("dev-chain", "key") } else { ("dev-none", "no-signer") };
         json!({
             "id": self.identity.id,
             "name": self.identity.name,
-            "network": "dev-none",
+            "network": network,
             "network_type": "evm",
             "paused": false,
             "policies": {"min_balance": 0, "gas_limit_estimation": true, "include_revert_data": false},
-            "signer_id": format!("{}-no-signer", self.identity.id),
+            "signer_id": format!("{}-{signer}", self.identity.id),
             "notification_id": format!("{}-webhook", self.identity.id),
             "address": self.identity.address,
-            "system_disabled": false,
+            "system_disabled": self.is_disabled(),
         })
     }
 }

@@ -7,8 +7,8 @@ use rusqlite::{Connection, params};
 
 use super::record::Record;
 
-/// Rows of one relayer lie together: its index above, the nonce in the lower bits.
-const NONCE_BITS: u32 = 44;
+/// Rows of one relayer lie together: its index above, the record's number in the lower bits.
+const NUMBER_BITS: u32 = 44;
 
 const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS dev_relayer_records (
@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS dev_relayer_records (
 #[derive(Clone)]
 pub(super) struct Journal {
     database: Database,
-    /// The key of nonce 0.
+    /// The key of number 0.
     base: i64,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct Journal {
 pub(super) struct Remembered {
     /// Oldest first, with whether its end has been told.
     pub(super) records: Vec<(Record, bool)>,
-    pub(super) next_nonce: u64,
+    pub(super) next_number: u64,
 }
 
 impl Journal {
     pub(super) async fn open(database: Database, index: usize) -> Result<Self, DatabaseError> {
         database.write(|connection| connection.execute_batch(SCHEMA)).await?;
-        let index = i64::try_from(index).unwrap_or(i64::MAX >> NONCE_BITS).min(i64::MAX >> NONCE_BITS);
-        Ok(Self { database, base: index << NONCE_BITS })
+        let index = i64::try_from(index).unwrap_or(i64::MAX >> NUMBER_BITS).min(i64::MAX >> NUMBER_BITS);
+        Ok(Self { database, base: index << NUMBER_BITS })
     }
 
     /// Everything untold, and the newest `told_max` of the others.
@@ -47,7 +47,7 @@ impl Journal {
 
     /// Returns when the record is on disk.
     pub(super) async fn store(&self, record: &Record) -> Result<(), DatabaseError> {
-        let key = self.key(record.nonce);
+        let key = self.key(record.number);
         let text = serde_json::to_string(record).unwrap_or_default();
         self.database
             .write(move |connection| {
@@ -59,9 +59,23 @@ impl Journal {
         Ok(())
     }
 
+    /// What has come of a record on the chain since; it is on disk when this returns.
+    pub(super) async fn update(&self, record: &Record) -> Result<(), DatabaseError> {
+        let key = self.key(record.number);
+        let text = serde_json::to_string(record).unwrap_or_default();
+        self.database
+            .write(move |connection| {
+                connection
+                    .prepare_cached("UPDATE dev_relayer_records SET record = ?2 WHERE key = ?1")?
+                    .execute(params![key, text])
+            })
+            .await?;
+        Ok(())
+    }
+
     /// Marks the ends of these as told, and forgets told ones below `oldest_kept`.
-    pub(super) async fn mark_told(&self, nonces: Vec<u64>, oldest_kept: u64) -> Result<(), DatabaseError> {
-        let keys: Vec<i64> = nonces.into_iter().map(|nonce| self.key(nonce)).collect();
+    pub(super) async fn mark_told(&self, numbers: Vec<u64>, oldest_kept: u64) -> Result<(), DatabaseError> {
+        let keys: Vec<i64> = numbers.into_iter().map(|number| self.key(number)).collect();
         let (base, oldest) = (self.base, self.key(oldest_kept));
         self.database
             .write(move |connection| {
@@ -77,20 +91,20 @@ impl Journal {
         Ok(())
     }
 
-    fn key(&self, nonce: u64) -> i64 {
-        self.base | i64::try_from(nonce).unwrap_or_default()
+    fn key(&self, number: u64) -> i64 {
+        self.base | i64::try_from(number).unwrap_or_default()
     }
 }
 
 fn load(connection: &Connection, base: i64, told_max: usize) -> Result<Remembered, rusqlite::Error> {
     let mut statement = connection
         .prepare("SELECT key, told, record FROM dev_relayer_records WHERE key >= ?1 AND key < ?2 ORDER BY key DESC")?;
-    let mut rows = statement.query([base, base + (1 << NONCE_BITS)])?;
+    let mut rows = statement.query([base, base + (1 << NUMBER_BITS)])?;
     let mut found = Remembered::default();
     let mut told_seen = 0;
     while let Some(row) = rows.next()? {
-        let nonce = u64::try_from(row.get::<_, i64>(0)? - base).unwrap_or_default();
-        found.next_nonce = found.next_nonce.max(nonce + 1);
+        let number = u64::try_from(row.get::<_, i64>(0)? - base).unwrap_or_default();
+        found.next_number = found.next_number.max(number + 1);
         let told: bool = row.get(1)?;
         told_seen += usize::from(told);
         if told && told_seen > told_max {
@@ -98,12 +112,12 @@ fn load(connection: &Connection, base: i64, told_max: usize) -> Result<Remembere
         }
         match serde_json::from_str::<Record>(row.get_ref(2)?.as_str()?) {
             Ok(mut record) => {
-                record.nonce = nonce;
+                record.number = number;
                 found.records.push((record, told));
             }
             // Written by another version. It is nobody's money: say so and go on without it.
             Err(error) => {
-                tracing::warn!(nonce, %error, "a development relayer's record could not be read and is left out")
+                tracing::warn!(number, %error, "a development relayer's record could not be read and is left out")
             }
         }
     }

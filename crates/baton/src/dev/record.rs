@@ -1,23 +1,28 @@
 //! One transaction at a development relayer (pure).
 //!
-//! A record never changes: nonce, hash and the times of its statuses are fixed when it is accepted, and what it shows
-//! is a function of the time. So one write makes it durable, and after a restart it stands where it would have stood.
+//! Without a chain a record never changes: nonce, hash and the times of its statuses are fixed when it is accepted, and
+//! what it shows is a function of the time. So one write makes it durable, and after a restart it stands where it would
+//! have stood. With a chain it is what [`OnChain`] says.
 
 use std::{borrow::Cow, time::Duration};
 
+use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use time::{OffsetDateTime, macros::format_description};
 use uuid::Uuid;
 
-use super::request::{Request, Speed};
+use super::{
+    request::{Request, Speed},
+    signed::{Fees, OnChain},
+};
 
 /// Call data that starts so reverts.
 const REVERTS: &str = "0xdeadbeef";
 /// Shown from `sent` on when the request named a speed and left the fees to the relayer.
 const FEES: (u128, u128) = (2_000_000_000, 1_000_000_000);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
     Pending,
@@ -61,15 +66,19 @@ impl Status {
 pub(super) struct Record {
     pub(super) id: Uuid,
     pub(super) created_at: i64,
-    /// Made up from seed, relayer and nonce; 0x-hex.
+    /// Made up from seed, relayer and number; 0x-hex. Empty with a chain.
     pub(super) hash: String,
     /// What was asked for.
     pub(super) request: Request,
-    /// When it reaches its statuses, after `created_at`.
+    /// When it reaches its statuses, after `created_at`. None with a chain.
     steps: Vec<i64>,
-    /// Its number at this relayer, which is the key in the journal and so not repeated inside.
+    /// What has come of it on the chain, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) chain: Option<OnChain>,
+    /// Its number at this relayer, which is the key in the journal and so not repeated inside; its nonce, too, unless a
+    /// chain has its own idea of that.
     #[serde(skip)]
-    pub(super) nonce: u64,
+    pub(super) number: u64,
 }
 
 /// Who shows a record.
@@ -93,6 +102,12 @@ impl Identity {
             seed,
         }
     }
+
+    /// With a key of its own.
+    pub(super) fn on_chain(index: usize, address: Address) -> Self {
+        let name = format!("Development relayer {index}");
+        Self { name, address: address.to_string().to_lowercase(), ..Self::new(index, 0) }
+    }
 }
 
 /// Reverted, malformed or well: the statuses on the way there.
@@ -101,9 +116,9 @@ const REVERTED: &[Status] = &[Status::Sent, Status::Submitted, Status::Failed];
 const MALFORMED: &[Status] = &[Status::Sent, Status::Failed];
 
 impl Record {
-    pub(super) fn new(identity: &Identity, nonce: u64, request: Request, now: i64, step: Duration) -> Self {
+    pub(super) fn new(identity: &Identity, number: u64, request: Request, now: i64, step: Duration) -> Self {
         let digest =
-            Sha256::digest(format!("{} dev-relayer {} nonce {nonce}", identity.seed, identity.index).as_bytes());
+            Sha256::digest(format!("{} dev-relayer {} nonce {number}", identity.seed, identity.index).as_bytes());
         let step = i64::try_from(step.as_nanos()).unwrap_or(i64::MAX / 16);
         let mut record = Self {
             id: Uuid::new_v4(),
@@ -111,7 +126,8 @@ impl Record {
             hash: format!("0x{}", hex::encode(digest)),
             request,
             steps: Vec::new(),
-            nonce,
+            chain: None,
+            number,
         };
         let mut at = 0;
         for (place, _) in record.way().iter().enumerate() {
@@ -120,6 +136,11 @@ impl Record {
             record.steps.push(at);
         }
         record
+    }
+
+    pub(super) fn on_chain(number: u64, request: Request, now: i64) -> Self {
+        let chain = Some(OnChain::accepted());
+        Self { id: Uuid::new_v4(), created_at: now, hash: String::new(), request, steps: Vec::new(), chain, number }
     }
 
     /// The statuses it will have after `pending`, in order.
@@ -132,12 +153,20 @@ impl Record {
     }
 
     pub(super) fn status_at(&self, now: i64) -> Status {
+        if let Some(chain) = &self.chain {
+            return chain.status;
+        }
         let reached = self.steps.iter().take_while(|after| self.created_at.saturating_add(**after) <= now).count();
         reached.checked_sub(1).and_then(|place| self.way().get(place)).copied().unwrap_or(Status::Pending)
     }
 
     /// The status after `status`, and when it comes.
+    ///
+    /// Nobody knows on a chain.
     pub(super) fn next(&self, status: Status) -> Option<(Status, i64)> {
+        if self.chain.is_some() {
+            return None;
+        }
         let place = self.way().iter().position(|other| *other == status).map_or(0, |place| place + 1);
         if status.is_final() {
             return None;
@@ -147,6 +176,40 @@ impl Record {
 
     /// What it shows when it has this status.
     pub(super) fn view<'a>(&'a self, identity: &'a Identity, status: Status) -> View<'a> {
+        match &self.chain {
+            Some(chain) => self.view_on_chain(identity, chain),
+            None => self.view_at(identity, status),
+        }
+    }
+
+    /// What it is on the chain. The block is ours alone: the real one does not tell it.
+    fn view_on_chain<'a>(&'a self, identity: &'a Identity, chain: &'a OnChain) -> View<'a> {
+        let signed = chain.signed.as_ref();
+        let fees = signed.map(|signed| signed.fees);
+        let eip1559 = fees.and_then(|fees| match fees {
+            Fees::Eip1559 { max, priority } => Some((max, priority)),
+            Fees::GasPrice(_) => None,
+        });
+        View {
+            hash: signed.map(|signed| Cow::Owned(signed.hash.to_string())),
+            status_reason: chain.reason.as_deref(),
+            sent_at: signed.map(|signed| timestamp(signed.at)),
+            confirmed_at: chain.confirmed_at.map(timestamp),
+            gas_limit: self.request.gas_limit.or(signed.map(|signed| signed.gas_limit)),
+            nonce: signed.map(|signed| signed.nonce),
+            max_fee_per_gas: self.request.max_fee_per_gas.or(eip1559.map(|fees| fees.0)).map(|fee| fee.to_string()),
+            max_priority_fee_per_gas: self
+                .request
+                .max_priority_fee_per_gas
+                .or(eip1559.map(|fees| fees.1))
+                .map(|fee| fee.to_string()),
+            signature: signed.map(|signed| Signature::of(signed.r, signed.s, signed.v)),
+            block_number: chain.block,
+            ..self.view_at(identity, chain.status)
+        }
+    }
+
+    fn view_at<'a>(&'a self, identity: &'a Identity, status: Status) -> View<'a> {
         let at = |wanted: &dyn Fn(Status) -> bool| {
             let place = self.way().iter().position(|status| wanted(*status))?;
             self.steps.get(place).map(|after| timestamp(self.created_at.saturating_add(*after)))
@@ -156,7 +219,7 @@ impl Record {
         View {
             payload_type: None,
             id: self.id,
-            hash: signed.then_some(&self.hash),
+            hash: signed.then_some(Cow::Borrowed(&self.hash)),
             status,
             status_reason: (status == Status::Failed).then(|| match self.request.is_well_formed() {
                 true => "Transaction reverted on-chain (receipt status: failed)",
@@ -167,7 +230,7 @@ impl Record {
             confirmed_at: (status == Status::Confirmed).then(|| at(&|status| status == Status::Confirmed)).flatten(),
             gas_price: self.request.gas_price.map(|price| price.to_string()),
             gas_limit: self.request.gas_limit,
-            nonce: signed.then_some(self.nonce),
+            nonce: signed.then_some(self.number),
             value: &self.request.value,
             from: &identity.address,
             to: self.request.to.as_deref(),
@@ -182,6 +245,7 @@ impl Record {
             signature: signed.then(|| Signature::made_up(&self.hash)),
             speed: self.request.speed,
             is_canceled: false,
+            block_number: None,
         }
     }
 }
@@ -193,9 +257,9 @@ pub(super) struct View<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) payload_type: Option<&'static str>,
     id: Uuid,
-    hash: Option<&'a String>,
+    hash: Option<Cow<'a, str>>,
     status: Status,
-    status_reason: Option<&'static str>,
+    status_reason: Option<&'a str>,
     created_at: String,
     sent_at: Option<String>,
     confirmed_at: Option<String>,
@@ -212,11 +276,13 @@ pub(super) struct View<'a> {
     signature: Option<Signature<'a>>,
     speed: Option<Speed>,
     is_canceled: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_number: Option<u64>,
 }
 
 #[derive(Serialize)]
 struct Signature<'a> {
-    r: &'a str,
+    r: Cow<'a, str>,
     s: Cow<'a, str>,
     v: u8,
     sig: String,
@@ -227,7 +293,12 @@ impl<'a> Signature<'a> {
     fn made_up(hash: &'a str) -> Self {
         let r = hash.trim_start_matches("0x");
         let s = hex::encode(Sha256::digest(r));
-        Self { r, sig: format!("{r}{s}01"), s: Cow::Owned(s), v: 1 }
+        Self { sig: format!("{r}{s}01"), r: Cow::Borrowed(r), s: Cow::Owned(s), v: 1 }
+    }
+
+    fn of(r: B256, s: B256, v: u8) -> Self {
+        let (r, s) = (hex::encode(r), hex::encode(s));
+        Self { sig: format!("{r}{s}{v:02x}"), r: Cow::Owned(r), s: Cow::Owned(s), v }
     }
 }
 

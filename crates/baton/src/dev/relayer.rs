@@ -1,11 +1,12 @@
 //! A development relayer as a whole: its records in memory, time passing for them, and its start and end.
 //!
 //! One task follows the clock over a queue ordered by due time and hands webhooks to a fixed set of workers; a failed
-//! one goes back into the queue. Another marks in the journal whose end has been told. `api` is the way in.
+//! one goes back into the queue. Another marks in the journal whose end has been told. With a chain a third one signs and
+//! sends (`signer`), and records move when the chain does. `api` is the way in.
 
 use std::{
     cmp::{Ordering, Reverse},
-    collections::{BTreeMap, BinaryHeap, HashMap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -14,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use alloy_primitives::Address;
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use pipeline::sqlite::{Database, DatabaseError};
@@ -29,6 +31,7 @@ use super::{
     journal::Journal,
     record::{Identity, Record, Status, now},
     request::Request,
+    signer::{ChainOptions, Signer},
     webhook::{Notice, PAUSES, Sender, WORKERS},
 };
 
@@ -59,12 +62,15 @@ pub struct DevRelayerOptions {
     pub seed: u64,
     /// About the time between two statuses; 300 ms is a good one.
     pub step: Duration,
+    /// Where it signs and sends, instead of making things up.
+    pub chain: Option<ChainOptions>,
 }
 
 /// A running development relayer.
 pub struct DevRelayer {
     url: String,
     id: String,
+    address: Option<Address>,
     tasks: TaskTracker,
 }
 
@@ -74,8 +80,13 @@ impl DevRelayer {
     /// # Errors
     /// When the journal cannot be read or the address is taken.
     pub async fn start(options: DevRelayerOptions, shutdown: CancellationToken) -> anyhow::Result<Self> {
-        let DevRelayerOptions { index, listen, api_key, webhook_url, webhook_key, database, seed, step } = options;
-        let identity = Identity::new(index, seed);
+        let DevRelayerOptions { index, listen, api_key, webhook_url, webhook_key, database, seed, step, chain } =
+            options;
+        let signer = chain.map(Signer::new).transpose().context("build the chain's client")?;
+        let identity = match &signer {
+            Some(signer) => Identity::on_chain(index, signer.address),
+            None => Identity::new(index, seed),
+        };
         let sender = Sender::new(webhook_url, webhook_key).context("build the webhook client")?;
         let journal = Journal::open(database, index).await.context("open the development relayer's journal")?;
         let remembered = journal.load(FINAL_RECORDS_MAX).await.context("read the development relayer's journal")?;
@@ -88,7 +99,7 @@ impl DevRelayer {
         }
         tracing::info!(
             relayer = identity.id, address = %address, records = book.records.len(), under_way = book.queue.len(),
-            "development relayer listening: it speaks the OpenZeppelin Relayer's API and touches no chain"
+            on_chain = signer.is_some(), "development relayer listening: it speaks the OpenZeppelin Relayer's API"
         );
         let tasks = TaskTracker::new();
         let relayer = Arc::new(Relayer {
@@ -100,7 +111,8 @@ impl DevRelayer {
             ready,
             wake: Notify::new(),
             book: Mutex::new(book),
-            next_nonce: AtomicU64::new(remembered.next_nonce),
+            next_number: AtomicU64::new(remembered.next_number),
+            signer,
             tasks: tasks.clone(),
         });
 
@@ -113,12 +125,20 @@ impl DevRelayer {
             let (relayer, shutdown) = (Arc::clone(&relayer), shutdown.clone());
             async move { shutdown.run_until_cancelled(relayer.follow_the_clock()).await }
         });
+        if relayer.signer.is_some() {
+            let (relayer, shutdown) = (Arc::clone(&relayer), shutdown.clone());
+            tasks.spawn(async move {
+                let Some(signer) = &relayer.signer else { return };
+                let _ = shutdown.run_until_cancelled(relayer.follow_the_chain(signer)).await;
+            });
+        }
         tasks.spawn(Arc::clone(&relayer).mark_told(shutdown.clone()));
         tasks.spawn(serve(listener, relayer.clone(), shutdown));
         tasks.close();
         // Whoever listens on all interfaces is reached on this one.
         let url = format!("http://127.0.0.1:{}", address.port());
-        Ok(Self { url, id: relayer.identity.id.clone(), tasks })
+        let address = relayer.signer.as_ref().map(|signer| signer.address);
+        Ok(Self { url, id: relayer.identity.id.clone(), address, tasks })
     }
 
     /// `http://127.0.0.1:PORT`.
@@ -129,6 +149,11 @@ impl DevRelayer {
     /// Its id in paths and records, `dev-relayer-N`.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Who signs, if it is on a chain.
+    pub fn address(&self) -> Option<Address> {
+        self.address
     }
 
     /// Ends after the shutdown, when all its tasks have ended.
@@ -157,22 +182,26 @@ pub(super) struct Relayer {
     pub(super) identity: Identity,
     pub(super) api_key: String,
     step: Duration,
-    journal: Journal,
+    pub(super) journal: Journal,
     sender: Sender,
     ready: mpsc::Sender<Notice>,
-    wake: Notify,
+    pub(super) wake: Notify,
     book: Mutex<Book>,
-    /// The counter as `/status` shows it.
-    pub(super) next_nonce: AtomicU64,
+    /// Counts records. Without a chain it counts nonces, too.
+    pub(super) next_number: AtomicU64,
+    /// With a chain.
+    pub(super) signer: Option<Signer>,
     tasks: TaskTracker,
 }
 
 /// What it knows. Told or not, a record is found here until it is pruned.
 #[derive(Default)]
 pub(super) struct Book {
-    /// By nonce, which is the order of acceptance.
+    /// By number, which is the order of acceptance.
     pub(super) records: BTreeMap<u64, Arc<Record>>,
     by_id: HashMap<Uuid, u64>,
+    /// Those for a chain that have no nonce yet.
+    pub(super) unsigned: BTreeSet<u64>,
     /// Webhooks that are due some time.
     queue: BinaryHeap<Reverse<Due>>,
     /// Records in `pending`, `sent` or `submitted`.
@@ -206,8 +235,11 @@ impl Relayer {
     }
 
     async fn store(&self, request: Request) -> Result<Arc<Record>, DatabaseError> {
-        let nonce = self.next_nonce.fetch_add(1, atomic::Ordering::Relaxed);
-        let record = Arc::new(Record::new(&self.identity, nonce, request, now(), self.step));
+        let number = self.next_number.fetch_add(1, atomic::Ordering::Relaxed);
+        let record = Arc::new(match &self.signer {
+            Some(_) => Record::on_chain(number, request, now()),
+            None => Record::new(&self.identity, number, request, now(), self.step),
+        });
         self.journal.store(&record).await?;
         let is_next = {
             let mut book = self.book();
@@ -215,6 +247,10 @@ impl Relayer {
             book.insert(Arc::clone(&record));
             book.plan(&record, Status::Pending)
         };
+        if let Some(signer) = &self.signer {
+            self.book().unsigned.insert(number);
+            signer.wake.notify_one();
+        }
         // The clock need only be told when it would sleep too long.
         if is_next {
             self.wake.notify_one();
@@ -289,7 +325,7 @@ impl Relayer {
                         tracing::debug!(relayer = self.identity.id, record = %notice.record.id, "webhook given up");
                     }
                     if notice.status.is_final() {
-                        self.book().told.push(notice.record.nonce);
+                        self.book().told.push(notice.record.number);
                     }
                 }
             }
@@ -321,20 +357,36 @@ impl Relayer {
 
 impl Book {
     pub(super) fn get(&self, id: &Uuid) -> Option<Arc<Record>> {
-        self.by_id.get(id).and_then(|nonce| self.records.get(nonce)).cloned()
+        self.by_id.get(id).and_then(|number| self.records.get(number)).cloned()
     }
 
     fn insert(&mut self, record: Arc<Record>) {
-        self.by_id.insert(record.id, record.nonce);
-        self.records.insert(record.nonce, record);
+        self.by_id.insert(record.id, record.number);
+        self.records.insert(record.number, record);
     }
 
-    /// Takes up a record from the journal where the clock says it stands.
+    /// A record on a chain has come further: the new one takes its place, and its status is told.
+    pub(super) fn advance(&mut self, record: Record, now: i64) {
+        let was_pending = self.records.get(&record.number).is_some_and(|before| before.status_at(now).is_pending());
+        let record = Arc::new(record);
+        let status = record.status_at(now);
+        if was_pending && !status.is_pending() {
+            self.pending = self.pending.saturating_sub(1);
+        }
+        self.records.insert(record.number, Arc::clone(&record));
+        let notice = Notice { record, status, id: Uuid::new_v4(), at: now, attempts: 0 };
+        self.queue.push(Reverse(Due { at: now, notice, settles: false }));
+    }
+
+    /// Takes up a record from the journal where the clock, or the chain, says it stands.
     fn resume(&mut self, record: Record, told: bool, now: i64) {
         let record = Arc::new(record);
         self.insert(Arc::clone(&record));
         let status = record.status_at(now);
         self.pending += usize::from(status.is_pending());
+        if !status.is_final() && record.chain.as_ref().is_some_and(|chain| chain.signed.is_none()) {
+            self.unsigned.insert(record.number);
+        }
         if told {
             return;
         }
@@ -371,9 +423,9 @@ impl Book {
 
 impl Ord for Due {
     fn cmp(&self, other: &Self) -> Ordering {
-        (self.at, self.notice.record.nonce, self.notice.status).cmp(&(
+        (self.at, self.notice.record.number, self.notice.status).cmp(&(
             other.at,
-            other.notice.record.nonce,
+            other.notice.record.number,
             other.notice.status,
         ))
     }

@@ -60,6 +60,18 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "Not authorized", detail)
     }
 
+    /// 401: what was signed was not signed by whom it says.
+    pub fn bad_signature(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "bad-signature", "The signature is not valid", detail)
+    }
+
+    /// 503: nobody has set up gasless transactions here.
+    pub fn gasless_off() -> Self {
+        let detail = "gasless transactions are not set up on this service: whoever runs it must set FORWARDER_ADDRESS, \
+                      RPC_URL and CHAIN_ID";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "gasless-off", "Gasless transactions are off", detail)
+    }
+
     /// 404.
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", "Not found", detail)

@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::book::Book;
-use super::call::{DirectRequest, FieldProblem};
-use super::intake::{Intake, IntakeError};
+use super::call::{DirectRequest, FieldProblem, parse_address};
+use super::forward_request::GaslessRequest;
+use super::gasless::Gasless;
+use super::intake::{Intake, IntakeError, Receipt, Request};
 use super::status::StatusLookup;
 use super::store::{Filter, StoreError};
 use super::transaction::{Kind, RelayerUrl, Status, Transaction, TransactionId};
@@ -27,6 +29,8 @@ use crate::timestamp::Timestamp;
 pub struct ApiState {
     /// Where the 202 is earned.
     pub intake: Intake,
+    /// What gasless requests are checked with, if they are taken.
+    pub gasless: Option<Gasless>,
     /// The three tiers.
     pub lookup: StatusLookup,
     /// Store and queue.
@@ -37,6 +41,8 @@ pub struct ApiState {
 pub fn routes(state: ApiState) -> Router {
     Router::new()
         .route("/api/v1/relay/direct", routing::post(direct))
+        .route("/api/v1/relay/gasless", routing::post(gasless))
+        .route("/api/v1/relay/gasless/nonce/{address}", routing::get(gasless_nonce))
         .route("/api/v1/relay/status/{id}", routing::get(status))
         .route("/api/v1/relay/transactions", routing::get(list))
         .route("/api/v1/relay/transactions/{id}/timeline", routing::get(timeline))
@@ -51,23 +57,76 @@ async fn direct(
 ) -> Result<Response, Problem> {
     let request = DirectRequest::parse(&body).map_err(Problem::invalid)?;
     let key = read_idempotency_key(&headers)?;
-    let row = state.intake.accept(&request, &caller, key).await.map_err(|failure| match &failure {
-        IntakeError::KeyReused => Problem::key_reused(),
-        IntakeError::Unavailable(cause) => {
-            Problem::unavailable("the transaction was not accepted and will not happen; send it again later", cause)
+    let deadline = state.intake.deadline();
+    let accepted = state.intake.accept(Request::Direct(&request), &caller, key, deadline).await;
+    accepted.map(answer).map_err(|failure| refusal(&failure))
+}
+
+async fn gasless(
+    State(state): State<Arc<ApiState>>,
+    Extension(Caller(caller)): Extension<Caller>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Response, Problem> {
+    let gasless = state.gasless.as_ref().ok_or_else(Problem::gasless_off)?;
+    let request = GaslessRequest::parse(&body).map_err(Problem::invalid)?;
+    let key = read_idempotency_key(&headers)?;
+    let deadline = state.intake.deadline();
+    let forward = Arc::new(gasless.signed(request, deadline).await?);
+    let request = Request::Gasless(&forward);
+    // One that came before is answered before what may have changed since is looked at.
+    if let Some(key) = key {
+        let repeated = state.intake.repeated(request, &caller, key, deadline).await;
+        if let Some(receipt) = repeated.map_err(|failure| refusal(&failure))? {
+            return Ok(answer(receipt));
         }
-        IntakeError::NotQueued(cause) => {
-            Problem::unavailable("the transaction was not accepted and will not happen; send it again later", cause)
-        }
-        IntakeError::OutcomeUnknown(id) => Problem::outcome_unknown(&id.to_string()),
-    })?;
-    let location = format!("/api/v1/relay/status/{}", row.id);
+    }
+    gasless.is_next(&forward, deadline).await?;
+    let accepted = state.intake.accept(request, &caller, key, deadline).await;
+    accepted.map(answer).map_err(|failure| match failure {
+        IntakeError::NonceTaken(holder) => gasless.nonce_taken(&forward, holder),
+        failure => refusal(&failure),
+    })
+}
+
+fn answer(receipt: Receipt) -> Response {
+    let location = format!("/api/v1/relay/status/{}", receipt.id);
     let answer = json!({
-        "transactionId": row.id.to_string(),
-        "status": row.status.name(),
-        "createdAt": row.created_at,
+        "transactionId": receipt.id.to_string(),
+        "status": receipt.status.name(),
+        "createdAt": receipt.created_at,
     });
-    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response())
+    (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response()
+}
+
+fn refusal(failure: &IntakeError) -> Problem {
+    const NEVER: &str = "the transaction was not accepted and will not happen; send it again later";
+    match failure {
+        IntakeError::KeyReused => Problem::key_reused(),
+        IntakeError::Unavailable(cause) => Problem::unavailable(NEVER, cause),
+        IntakeError::NotQueued(cause) => Problem::unavailable(NEVER, cause),
+        IntakeError::NonceTaken(_) => Problem::unavailable(NEVER, failure),
+        IntakeError::OutcomeUnknown(id) => Problem::outcome_unknown(&id.to_string()),
+    }
+}
+
+async fn gasless_nonce(
+    State(state): State<Arc<ApiState>>,
+    address: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, Problem> {
+    let gasless = state.gasless.as_ref().ok_or_else(Problem::gasless_off)?;
+    let invalid =
+        |field: &str, message: String| Problem::invalid(vec![FieldProblem { field: field.to_owned(), message }]);
+    let text = address.map(|Path(text)| text).unwrap_or_default();
+    let address = parse_address(&text).map_err(|rule| invalid("address", rule))?;
+    let with_pending = match query.as_deref() {
+        None | Some("" | "pending=false") => false,
+        Some("pending=true") => true,
+        Some(_) => return Err(invalid("pending", "is the only parameter, and must be true or false".to_owned())),
+    };
+    let nonce = gasless.nonce(address, with_pending, state.intake.deadline()).await?;
+    Ok(Json(json!({ "nonce": nonce.to_string() })))
 }
 
 async fn status(State(state): State<Arc<ApiState>>, id: PathId) -> Result<Json<Value>, Problem> {

@@ -12,7 +12,7 @@ use super::api;
 use super::message::Envelope;
 use super::report::{Mode, Report, Source, Verdict};
 use super::store::{Saved, StoreError, TransactionStore};
-use super::transaction::{Clocks, Moved, Refused, RelayerTxId, Step, Transaction, TransactionId};
+use super::transaction::{Clocks, Moved, NextStep, Refused, RelayerTxId, Step, Transaction, TransactionId};
 use crate::cache::Cache;
 use crate::timestamp::Timestamp;
 
@@ -160,11 +160,24 @@ impl Book {
                 );
             }
         }
+        if saved != Saved::Stale && moved.transaction.lets_the_next_go_on(before) {
+            self.wake_next(&moved.transaction).await;
+        }
         if let (Saved::Yes { early: true }, Some(binding)) = (saved, &moved.transaction.binding) {
             // Boxed, since what is applied may be saved in its turn.
             Box::pin(self.apply_early(moved.transaction.id, &binding.tx_id)).await?;
         }
         Ok(saved)
+    }
+
+    /// Queues the signer's next transaction, which may be waiting for this one. If that does not work, it looks by itself.
+    async fn wake_next(&self, row: &Transaction) {
+        let Some(forward) = &row.forward else { return };
+        match self.store.nonce_holder(forward.signer(), forward.nonce() + 1).await {
+            Ok(Some(next)) if next.next_step() == NextStep::Submit => self.publish_again(&next, Duration::ZERO).await,
+            Ok(_) => {}
+            Err(failure) => warn!(transactionId = %row.id, action = "next_not_woken", "{failure}"),
+        }
     }
 
     /// Applies a relayer's word about a bound row, whoever brought it.

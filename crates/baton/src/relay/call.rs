@@ -90,7 +90,7 @@ impl DirectRequest {
             problems.push(problem(name, &format!("is not a known field; known are {}", DIRECT_FIELDS.join(", "))));
         }
         let to = take(&mut problems, read_to(object));
-        let data = take(&mut problems, read_data(object));
+        let data = take(&mut problems, read_data_of(object, "data"));
         let value = take(&mut problems, read_value(object));
         let gas_limit = take(&mut problems, read_gas(object));
         let speed = take(&mut problems, read_speed(object));
@@ -118,43 +118,49 @@ impl DirectRequest {
     }
 }
 
-fn problem(field: &str, message: &str) -> FieldProblem {
+pub(super) fn problem(field: &str, message: &str) -> FieldProblem {
     FieldProblem { field: field.to_owned(), message: message.to_owned() }
 }
 
-fn take<T>(problems: &mut Vec<FieldProblem>, read: Result<T, FieldProblem>) -> Option<T> {
+pub(super) fn take<T>(problems: &mut Vec<FieldProblem>, read: Result<T, FieldProblem>) -> Option<T> {
     read.map_err(|found| problems.push(found)).ok()
 }
 
 /// A field that is there and not null.
-fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+pub(super) fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).filter(|value| !value.is_null())
 }
 
 fn read_to(object: &Map<String, Value>) -> Result<Address, FieldProblem> {
-    let rule = "must be a 20-byte address: 0x and 40 hex digits";
-    let value = field(object, "to").ok_or_else(|| problem("to", &format!("is missing; it {rule}")))?;
-    let text = value.as_str().ok_or_else(|| problem("to", rule))?;
-    let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 40).ok_or_else(|| problem("to", rule))?;
+    let value = field(object, "to").ok_or_else(|| problem("to", &format!("is missing; it {ADDRESS_RULE}")))?;
+    let text = value.as_str().ok_or_else(|| problem("to", ADDRESS_RULE))?;
+    parse_address(text).map_err(|rule| problem("to", &rule))
+}
+
+const ADDRESS_RULE: &str = "must be a 20-byte address: 0x and 40 hex digits";
+
+/// An address; one in mixed case must have the right checksum. The error is the rule that it breaks.
+pub fn parse_address(text: &str) -> Result<Address, String> {
+    let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 40).ok_or(ADDRESS_RULE)?;
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(problem("to", rule));
+        return Err(ADDRESS_RULE.to_owned());
     }
     let mixed =
         digits.bytes().any(|byte| byte.is_ascii_lowercase()) && digits.bytes().any(|byte| byte.is_ascii_uppercase());
     if mixed {
         return Address::parse_checksummed(text, None).map_err(|_| {
-            problem("to", "has a wrong EIP-55 checksum; send the checksummed address, or all lower case to skip it")
+            "has a wrong EIP-55 checksum; send the checksummed address, or all lower case to skip it".to_owned()
         });
     }
-    Address::from_str(text).map_err(|_| problem("to", rule))
+    Address::from_str(text).map_err(|_| ADDRESS_RULE.to_owned())
 }
 
-fn read_data(object: &Map<String, Value>) -> Result<String, FieldProblem> {
+pub(super) fn read_data_of(object: &Map<String, Value>, name: &str) -> Result<String, FieldProblem> {
     let rule = "must be 0x and an even number of hex digits";
-    let Some(value) = field(object, "data") else { return Ok("0x".to_owned()) };
-    let digits = value.as_str().and_then(|text| text.strip_prefix("0x")).ok_or_else(|| problem("data", rule))?;
+    let Some(value) = field(object, name) else { return Ok("0x".to_owned()) };
+    let digits = value.as_str().and_then(|text| text.strip_prefix("0x")).ok_or_else(|| problem(name, rule))?;
     if digits.len() % 2 != 0 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(problem("data", rule));
+        return Err(problem(name, rule));
     }
     Ok(format!("0x{}", digits.to_ascii_lowercase()))
 }
@@ -193,7 +199,7 @@ fn read_speed(object: &Map<String, Value>) -> Result<Speed, FieldProblem> {
         .ok_or_else(|| problem("speed", "must be one of safeLow, average, fast, fastest"))
 }
 
-fn read_flag(object: &Map<String, Value>, name: &str) -> Result<bool, FieldProblem> {
+pub(super) fn read_flag(object: &Map<String, Value>, name: &str) -> Result<bool, FieldProblem> {
     match field(object, name) {
         None => Ok(false),
         Some(value) => value.as_bool().ok_or_else(|| problem(name, "must be true or false")),

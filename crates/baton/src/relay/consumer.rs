@@ -15,7 +15,10 @@ use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
 use super::book::{Book, Origin, Updated};
+use super::chain::Chain;
 use super::message::Envelope;
+use super::order::{Order, Turn};
+use super::preflight::{Preflight, preflight};
 use super::relayer::client::{Answer, NotTaken, describe};
 use super::relayer::pool::{Chosen, Pool, Unavailable};
 use super::report::{Mode, Report};
@@ -26,11 +29,20 @@ use crate::timestamp::Timestamp;
 
 /// Handles the messages of the relay lane.
 pub struct Consumer {
-    book: Arc<Book>,
-    pool: Arc<Pool>,
-    me: ConsumerId,
-    settings: ConsumerSettings,
-    shutdown: CancellationToken,
+    /// Store and queue.
+    pub book: Arc<Book>,
+    /// The relayers.
+    pub pool: Arc<Pool>,
+    /// Whose turn it is.
+    pub order: Order,
+    /// The chain, if each transaction is tried on it before it is submitted.
+    pub preflight: Option<Arc<Chain>>,
+    /// This run of this process.
+    pub me: ConsumerId,
+    /// What it was told.
+    pub settings: ConsumerSettings,
+    /// Nothing new is begun after this.
+    pub shutdown: CancellationToken,
 }
 
 /// What a consumer can be told.
@@ -64,7 +76,7 @@ impl Handler for Consumer {
         };
         let id = envelope.transaction_id();
         debug!(transactionId = %id, messageId = %envelope.message_id(), action = "message_received", receives = message.receives, "received");
-        let outcome = match self.process(id).await {
+        let outcome = match self.process(id, message.receives).await {
             Ok(outcome) => outcome,
             Err(failure) => {
                 warn!(transactionId = %id, messageId = %envelope.message_id(), action = "store_away", "{failure}");
@@ -93,24 +105,21 @@ impl Handler for Consumer {
 }
 
 impl Consumer {
-    /// A consumer with an identity of its own.
-    pub fn new(
-        book: Arc<Book>,
-        pool: Arc<Pool>,
-        me: ConsumerId,
-        settings: ConsumerSettings,
-        shutdown: CancellationToken,
-    ) -> Self {
-        Self { book, pool, me, settings, shutdown }
-    }
-
-    async fn process(&self, id: TransactionId) -> Result<Outcome, StoreError> {
+    async fn process(&self, id: TransactionId, receives: u32) -> Result<Outcome, StoreError> {
         let Some(row) = self.book.store.get(id).await? else {
             warn!(transactionId = %id, action = "row_missing", "a message about no row; it is tried again");
             return Ok(Outcome::Retry { after: WAIT, reason: "there is no such transaction".to_owned() });
         };
         match row.next_step() {
-            NextStep::Submit => self.submit(row).await,
+            NextStep::Submit if expired(&row).is_some() => {
+                let reason = expired(&row).unwrap_or_default();
+                self.fail_unsent(row, &reason, false).await
+            }
+            NextStep::Submit => match self.order.turn(&row).await? {
+                Turn::Now(at) => self.submit(row, at, receives).await,
+                Turn::Later(after, reason) => Ok(self.put_off(&row, after, reason, receives).await),
+                Turn::Never(reason) => self.fail_unsent(row, &reason, false).await,
+            },
             NextStep::Follow if self.book.mode == Mode::Confirm => self.follow(id).await,
             NextStep::Follow | NextStep::Nothing => Ok(Outcome::Done),
             NextStep::Bury(reason) => Ok(Outcome::Dead { reason }),
@@ -121,11 +130,21 @@ impl Consumer {
         }
     }
 
-    /// Goes from relayer to relayer until one takes it, the item fails, or the outcome is unknown.
-    async fn submit(&self, mut row: Transaction) -> Result<Outcome, StoreError> {
+    /// Goes from relayer to relayer, or to the one at which it must be, until one takes it, the item fails, or the outcome
+    /// is unknown.
+    async fn submit(
+        &self,
+        mut row: Transaction,
+        mut at: Option<RelayerUrl>,
+        receives: u32,
+    ) -> Result<Outcome, StoreError> {
         let id = row.id;
-        let mut avoided = row.avoid.clone();
+        let mut avoided = row.avoid.clone().filter(|_| at.is_none());
         let mut tried: Vec<RelayerUrl> = avoided.iter().cloned().collect();
+        if let Some(at) = &at {
+            let urls = self.pool.clients().iter().map(|client| client.url());
+            tried.extend(urls.filter(|url| *url != at).cloned());
+        }
         loop {
             let chosen = tokio::select! {
                 chosen = self.pool.choose(&tried) => chosen,
@@ -140,8 +159,30 @@ impl Consumer {
                     avoided = None;
                     continue;
                 }
+                // It must follow another there, unless that one has been executed meanwhile.
+                Err(_) if at.is_some() && self.order.is_next_on_chain(&row).await => {
+                    tried.clear();
+                    at = None;
+                    continue;
+                }
                 Err(unavailable) => return Ok(self.wait(unavailable)),
             };
+            match self.last_look(&row, &chosen).await {
+                Preflight::Go => {}
+                Preflight::Reverts(reason) => {
+                    chosen.answered(Sent::NotSent);
+                    return self.fail_unsent(row, &reason, true).await;
+                }
+                Preflight::Later(reason) => {
+                    chosen.answered(Sent::NotSent);
+                    return Ok(self.put_off(&row, WAIT, reason, receives).await);
+                }
+            }
+            // Waiting for room and for the chain takes time; what is too late now costs gas for nothing.
+            if let Some(reason) = expired(&row) {
+                chosen.answered(Sent::NotSent);
+                return self.fail_unsent(row, &reason, false).await;
+            }
             // Before the claim's own time: whoever takes it over counts from there.
             let claiming = Instant::now();
             let claimed = self.claim(&row, &chosen).await;
@@ -180,6 +221,45 @@ impl Consumer {
                 }
             }
         }
+    }
+
+    /// Tries it on the chain, if that is wanted and it is known who would send it.
+    async fn last_look(&self, row: &Transaction, chosen: &Chosen) -> Preflight {
+        let Some(chain) = &self.preflight else { return Preflight::Go };
+        match chosen.client.address(self.settings.question_timeout).await {
+            Some(relayer) => preflight(chain, row, relayer).await,
+            None => Preflight::Go,
+        }
+    }
+
+    /// It cannot succeed, and nobody has sent it.
+    async fn fail_unsent(&self, row: Transaction, reason: &str, may_pass: bool) -> Result<Outcome, StoreError> {
+        let now = Timestamp::now();
+        let failed =
+            self.book.update_from(row, |row| row.fail_unsent(reason, may_pass, now, &self.book.clocks)).await?;
+        Ok(self.after_failure(failed, reason))
+    }
+
+    /// Nothing is wrong with it, it only has to wait. Some queues count how often a message was received: a new one
+    /// stands for it then.
+    async fn put_off(&self, row: &Transaction, after: Duration, reason: String, receives: u32) -> Outcome {
+        counter!("baton_waits_total").increment(1);
+        // Once at first, for people, and then as often as the reconciler would queue it again.
+        let (now, clocks) = (Timestamp::now(), &self.book.clocks);
+        let soon = row.check_at.is_some_and(|at| at < now + clocks.pending_check / 2);
+        if (row.is_untouched() || soon)
+            && let Err(failure) = self.book.update_from(row.clone(), |row| row.put_off(&reason, now, clocks)).await
+        {
+            return Outcome::Retry { after: WAIT, reason: failure.to_string() };
+        }
+        if receives > 1 {
+            let message = Envelope::of(row).outgoing().delayed(after);
+            let sent = self.book.queue.send(std::slice::from_ref(&message)).await;
+            if sent.iter().all(Result::is_ok) && !sent.is_empty() {
+                return Outcome::Done;
+            }
+        }
+        Outcome::Retry { after, reason }
     }
 
     async fn claim(&self, row: &Transaction, chosen: &Chosen) -> Result<Option<(Transaction, Uuid)>, StoreError> {
@@ -315,6 +395,13 @@ impl Consumer {
             }
         }
     }
+}
+
+/// Why a gasless transaction can no longer be executed.
+fn expired(row: &Transaction) -> Option<String> {
+    let forward = row.forward.as_ref().filter(|forward| forward.gasless.is_expired(Timestamp::now()))?;
+    let deadline = forward.gasless.request.deadline;
+    Some(format!("its deadline {deadline} (seconds since 1970) passed before it could be submitted; no gas was spent"))
 }
 
 fn handed_back() -> Outcome {

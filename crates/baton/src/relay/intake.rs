@@ -19,10 +19,11 @@ use tracing::{error, warn};
 use super::book::{Book, Updated};
 use super::call::DirectRequest;
 use super::coalescer::Coalescer;
+use super::forward_request::Forward;
 use super::message::Envelope;
 use super::store::sqlite::SqliteStore;
 use super::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
-use super::transaction::{FailedBy, Kind, Status, Transaction, TransactionId};
+use super::transaction::{Clocks, FailedBy, Kind, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// Accepts transactions.
@@ -39,6 +40,15 @@ pub enum Way {
     OneCommit(SqliteStore, SqliteQueue),
     /// The row, together with others, and then its message.
     RowThenMessage(Coalescer<NewTransaction, Accepted>),
+}
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub enum Request<'a> {
+    /// `POST /relay/direct`.
+    Direct(&'a DirectRequest),
+    /// `POST /relay/gasless`.
+    Gasless(&'a Arc<Forward>),
 }
 
 /// What the client is told.
@@ -64,6 +74,9 @@ pub enum IntakeError {
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for another request")]
     KeyReused,
+    /// This transaction has the signer's nonce; nothing was stored.
+    #[error("transaction {0} has the signer's nonce")]
+    NonceTaken(TransactionId),
     /// It may have been stored: the status of this id will tell.
     #[error("it is not known whether transaction {0} was accepted")]
     OutcomeUnknown(TransactionId),
@@ -75,24 +88,52 @@ impl Intake {
         Self { way, book, timeout }
     }
 
+    /// By when a request that begins now must have its answer.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// What a request that came before under the same idempotency key became. For a request that is only good once:
+    /// repeated, it would not pass its checks again.
+    pub async fn repeated(
+        &self,
+        request: Request<'_>,
+        api_key: &str,
+        idempotency_key: &str,
+        deadline: Instant,
+    ) -> Result<Option<Receipt>, IntakeError> {
+        let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
+        let asked = timeout_at(deadline, self.book.store.key_owner(api_key, idempotency_key)).await;
+        let Some(owner) = asked.unwrap_or_else(late).map_err(IntakeError::Unavailable)? else { return Ok(None) };
+        if owner.body_sha256 != request.sha256() {
+            return Err(IntakeError::KeyReused);
+        }
+        let row = timeout_at(deadline, self.came_before(owner.id)).await;
+        let row = row.unwrap_or(Err(IntakeError::OutcomeUnknown(owner.id)))?;
+        if row.failed_by == Some(FailedBy::Intake) {
+            return Ok(None);
+        }
+        counter!("baton_idempotent_repeats_total").increment(1);
+        Ok(Some(Receipt { id: row.id, status: row.status, created_at: row.created_at }))
+    }
+
     /// Stores a request and its message; when this returns, it will be done. A request that came before under the same
     /// idempotency key is answered with the transaction that it became.
     pub async fn accept(
         &self,
-        request: &DirectRequest,
+        request: Request<'_>,
         api_key: &str,
         idempotency_key: Option<&str>,
+        deadline: Instant,
     ) -> Result<Receipt, IntakeError> {
         let started = Instant::now();
-        let deadline = started + self.timeout;
         let clocks = &self.book.clocks;
         let mut freed = false;
         loop {
             let id = TransactionId::generate();
-            let row = Box::new(Transaction::accepted(id, request, api_key.to_owned(), Timestamp::now(), clocks));
+            let row = Box::new(request.row(id, api_key, clocks));
             let receipt = Receipt { id, status: row.status, created_at: row.created_at };
-            let key = idempotency_key
-                .map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: Sha256::digest(&*row.request).into() });
+            let key = idempotency_key.map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: request.sha256() });
             let message = Envelope::of(&row).outgoing();
             let accepted = match &self.way {
                 Way::OneCommit(store, queue) => {
@@ -110,12 +151,13 @@ impl Intake {
             };
             match accepted {
                 Accepted::Now => {
-                    counter!("baton_accepted_total", "type" => Kind::Direct.name()).increment(1);
+                    counter!("baton_accepted_total", "type" => request.kind().name()).increment(1);
                     counter!("baton_transactions_total", "status" => receipt.status.name()).increment(1);
                     histogram!("baton_accept_seconds").record(started.elapsed().as_secs_f64());
                     return Ok(receipt);
                 }
                 Accepted::Other => return Err(IntakeError::KeyReused),
+                Accepted::NonceTaken(holder) => return Err(IntakeError::NonceTaken(holder)),
                 Accepted::Before(first) => {
                     counter!("baton_idempotent_repeats_total").increment(1);
                     let row = timeout_at(deadline, self.came_before(first)).await;
@@ -191,6 +233,31 @@ impl Intake {
                     return Err(IntakeError::OutcomeUnknown(id));
                 }
             }
+        }
+    }
+}
+
+impl Request<'_> {
+    fn row(self, id: TransactionId, api_key: &str, clocks: &Clocks) -> Transaction {
+        let (api_key, now) = (api_key.to_owned(), Timestamp::now());
+        match self {
+            Self::Direct(request) => Transaction::accepted(id, request, api_key, now, clocks),
+            Self::Gasless(forward) => Transaction::accepted_gasless(id, forward, api_key, now, clocks),
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Self::Direct(_) => Kind::Direct,
+            Self::Gasless(_) => Kind::Gasless,
+        }
+    }
+
+    /// Of what the client asked for, however it was written.
+    fn sha256(self) -> [u8; 32] {
+        match self {
+            Self::Direct(request) => Sha256::digest(request.to_json()).into(),
+            Self::Gasless(forward) => Sha256::digest(forward.gasless.to_json()).into(),
         }
     }
 }

@@ -12,9 +12,12 @@ use tracing::info;
 
 use super::api::{self, ApiState};
 use super::book::Book;
+use super::chain::Chain;
 use super::consumer::{Consumer, ConsumerSettings};
 use super::engine::Engine;
+use super::gasless::Gasless;
 use super::intake::Intake;
+use super::order::Order;
 use super::reconciler::{Reconciler, ReconcilerSettings};
 use super::relayer::client::RelayerClient;
 use super::relayer::pool::Pool;
@@ -34,6 +37,8 @@ pub struct Lane {
     pub book: Arc<Book>,
     /// The relayers.
     pub pool: Arc<Pool>,
+    /// The chain, if it may be asked.
+    chain: Option<Arc<Chain>>,
     engine: Engine,
     config: RelayConfig,
     request_timeout: Duration,
@@ -64,7 +69,8 @@ impl Lane {
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout);
-        Ok(Self { book, pool, engine, config: relay, request_timeout: config.http.request_timeout })
+        let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
+        Ok(Self { book, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
     }
 
     /// The routes that need a key.
@@ -75,7 +81,11 @@ impl Lane {
             - Duration::from_millis(10).min(self.request_timeout / 4);
         let intake = Intake::new(self.engine.way(), Arc::clone(&self.book), timeout);
         let lookup = StatusLookup::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.config.health_timeout);
-        api::routes(ApiState { intake, lookup, book: Arc::clone(&self.book) })
+        let forwarder = self.config.chain.as_ref().and_then(|chain| chain.forwarder.clone());
+        let gasless = self.chain.as_ref().zip(forwarder);
+        let gasless =
+            gasless.map(|(chain, forwarder)| Gasless::new(Arc::clone(chain), forwarder, Arc::clone(&self.book)));
+        api::routes(ApiState { intake, gasless, lookup, book: Arc::clone(&self.book) })
     }
 
     /// The routes that relayers call.
@@ -106,17 +116,21 @@ impl Lane {
             factor: 2.0,
             delay_max: self.config.retry_delay_max,
         };
-        let consumer = Consumer::new(
-            Arc::clone(&self.book),
-            Arc::clone(&self.pool),
-            me.clone(),
-            ConsumerSettings {
-                attempts,
-                auto_replay_delay: self.config.auto_replay_delay,
-                question_timeout: QUESTION_TIMEOUT,
-            },
-            shutdown.clone(),
-        );
+        let preflight = self.config.chain.as_ref().is_some_and(|chain| chain.preflight);
+        let settings = ConsumerSettings {
+            attempts,
+            auto_replay_delay: self.config.auto_replay_delay,
+            question_timeout: QUESTION_TIMEOUT,
+        };
+        let consumer = Consumer {
+            book: Arc::clone(&self.book),
+            pool: Arc::clone(&self.pool),
+            order: Order::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.chain.clone(), QUESTION_TIMEOUT),
+            preflight: self.chain.clone().filter(|_| preflight),
+            me: me.clone(),
+            settings,
+            shutdown: shutdown.clone(),
+        };
         let options = PipelineOptions {
             concurrency: self.config.concurrency,
             drain_timeout: self.config.drain_timeout,

@@ -17,17 +17,22 @@ pub struct Envelope {
     r#type: String,
     request: Box<RawValue>,
     timestamp: String,
+    /// Of a gasless transaction alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forwarder_address: Option<String>,
 }
 
 impl Envelope {
     /// A new message about a row.
     pub fn of(row: &Transaction) -> Self {
+        let request = row.forward.as_ref().map_or_else(|| row.request.to_string(), |forward| forward.gasless.to_json());
         Self {
             message_id: Uuid::now_v7(),
             transaction_id: row.id.0,
             r#type: row.kind.name().to_owned(),
-            request: RawValue::from_string(row.request.to_string()).expect("a row's request is JSON"),
+            request: RawValue::from_string(request).expect("a row's request is JSON"),
             timestamp: Timestamp::now().to_string(),
+            forwarder_address: row.forward.as_ref().map(|forward| forward.forwarder.to_checksum(None)),
         }
     }
 
@@ -59,6 +64,13 @@ mod tests {
     #[test]
     fn the_body_has_exactly_the_documented_fields() {
         let text = r#"{"messageId":"550e8400-e29b-41d4-a716-446655440000","transactionId":"550e8400-e29b-41d4-a716-446655440001","type":"direct","request":{"to":"0x1"},"timestamp":"2026-01-06T12:34:56.789Z"}"#;
+        let envelope = Envelope::parse(text.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(envelope.outgoing().body).unwrap(), text);
+    }
+
+    #[test]
+    fn a_gasless_message_names_the_forwarder() {
+        let text = r#"{"messageId":"550e8400-e29b-41d4-a716-446655440000","transactionId":"550e8400-e29b-41d4-a716-446655440001","type":"gasless","request":{"request":{}},"timestamp":"2026-01-06T12:34:56.789Z","forwarderAddress":"0x5FbDB2315678afecb367f032d93F642f64180aa3"}"#;
         let envelope = Envelope::parse(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(envelope.outgoing().body).unwrap(), text);
     }

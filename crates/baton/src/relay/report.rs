@@ -60,6 +60,13 @@ pub enum ReportedStatus {
     Unknown,
 }
 
+impl ReportedStatus {
+    /// Whether the relayer is done with it.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Confirmed | Self::Failed | Self::Canceled | Self::Expired)
+    }
+}
+
 /// How the lane ends a success: by webhook (`confirmed`) or by following it (`success`, with the result).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {

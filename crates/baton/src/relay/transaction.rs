@@ -14,6 +14,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::call::{Call, DirectRequest};
+use super::forward_request::Forward;
 use crate::timestamp::Timestamp;
 
 /// Our id of a transaction: the one clients know.
@@ -262,6 +263,8 @@ pub struct Transaction {
     pub imported: bool,
     /// What the relayer is asked to do.
     pub call: Call,
+    /// What a user signed, if it is gasless.
+    pub forward: Option<Arc<Forward>>,
     /// Whether the client asked for one automatic replay.
     pub retry_on_failure: bool,
     /// The name of the API key that sent it.
@@ -435,6 +438,7 @@ impl Transaction {
             request: request.to_json().into(),
             imported: false,
             call: request.call.clone(),
+            forward: None,
             retry_on_failure: request.retry_on_failure,
             api_key,
             created_at: now,
@@ -453,6 +457,23 @@ impl Transaction {
             error_message: None,
             result: None,
             check_at: Some(now + clocks.pending_check),
+        }
+    }
+
+    /// A newly accepted gasless transaction.
+    pub fn accepted_gasless(
+        id: TransactionId,
+        forward: &Arc<Forward>,
+        api_key: String,
+        now: Timestamp,
+        clocks: &Clocks,
+    ) -> Self {
+        let request = DirectRequest { call: forward.call(), retry_on_failure: forward.gasless.retry_on_failure };
+        Self {
+            kind: Kind::Gasless,
+            request: forward.to_json().into(),
+            forward: Some(Arc::clone(forward)),
+            ..Self::accepted(id, &request, api_key, now, clocks)
         }
     }
 
@@ -657,6 +678,16 @@ impl Transaction {
         Ok(Moved { transaction: next, steps: Vec::new() })
     }
 
+    /// It waits for its turn, and whoever holds its message looks after it: the reconciler need not queue it again so soon.
+    pub fn put_off(&self, reason: &str, now: Timestamp, clocks: &Clocks) -> Result<Moved, Refused> {
+        if self.claim.is_some() || self.binding.is_some() {
+            return Err(Refused::NotPossible("it is under way"));
+        }
+        let mut moved = self.look_again(now + clocks.pending_check, now)?;
+        moved.steps.push(Step::new("waiting", reason));
+        Ok(moved)
+    }
+
     /// Counts a failure of the item itself. With attempts left it goes back to waiting; otherwise it fails for good,
     /// unless its one automatic replay is still open.
     pub fn attempt_failed(
@@ -688,6 +719,22 @@ impl Transaction {
         next.attempts += 1;
         next.check_at = Some(now + clocks.pending_check);
         Ok(give_up(next, reason))
+    }
+
+    /// It cannot succeed, which was found out while nobody could have sent it. If the reason `may_pass`, its one automatic
+    /// replay is worth trying.
+    pub fn fail_unsent(&self, reason: &str, may_pass: bool, now: Timestamp, clocks: &Clocks) -> Result<Moved, Refused> {
+        self.not_final()?;
+        if self.binding.is_some() {
+            return Err(Refused::Bound);
+        }
+        if self.claim.is_some() {
+            return Err(Refused::Claimed);
+        }
+        let mut next = self.next(now);
+        next.attempts += 1;
+        next.check_at = Some(now + clocks.pending_check);
+        if may_pass { Ok(give_up(next, reason)) } else { Ok(failed(next, FailedBy::Consumer, reason)) }
     }
 
     /// A handler gave its message up without a word in the row (it panicked each time), and nobody holds a claim.
@@ -795,6 +842,15 @@ impl Transaction {
             (None, Some(_)) => NextStep::LeaveAlone,
             (None, None) => NextStep::Submit,
         }
+    }
+
+    /// Whether the signer's next gasless transaction may have more to do than `before`: this one has come to a relayer, has
+    /// a nonce there, or has ended.
+    pub fn lets_the_next_go_on(&self, before: &Self) -> bool {
+        let place = |row: &Self| row.binding.as_ref().map(|binding| binding.nonce);
+        self.forward.is_some()
+            && (self.status.is_final() != before.status.is_final()
+                || (place(self) != place(before) && self.binding.is_some()))
     }
 
     /// Whether its submission may or may not have happened, or its relayer has forgotten it.

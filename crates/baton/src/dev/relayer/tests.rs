@@ -63,6 +63,7 @@ impl Stand {
             database: Self::database(self.folder.path()),
             seed: 7,
             step,
+            chain: None,
         };
         Running { relayer: DevRelayer::start(options, shutdown.clone()).await.unwrap(), shutdown }
     }

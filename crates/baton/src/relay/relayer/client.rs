@@ -4,6 +4,7 @@
 use std::sync::RwLock;
 use std::time::{Duration, Instant};
 
+use alloy_primitives::Address;
 use bytes::Bytes;
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{StatusCode, Url};
@@ -31,6 +32,7 @@ pub struct RelayerClient {
 struct Target {
     id: String,
     dialect: Dialect,
+    address: Option<Address>,
 }
 
 /// What a submission came to.
@@ -154,7 +156,7 @@ impl RelayerClient {
                 None => listed.into_iter().next(),
             };
             if let Some(found) = found {
-                let target = Target { id: found.id.clone(), dialect: found.dialect };
+                let target = Target { id: found.id.clone(), dialect: found.dialect, address: found.address };
                 if let Ok(mut known) = self.target.write() {
                     *known = Some(target);
                 }
@@ -165,6 +167,11 @@ impl RelayerClient {
             }
         }
         Err(RelayerError::Unreadable("no such relayer at this address"))
+    }
+
+    /// The address that it sends from, if it tells.
+    pub async fn address(&self, timeout: Duration) -> Option<Address> {
+        self.known_target(timeout).await.ok()?.address
     }
 
     /// Its load, balance and state. The flat dialect has no such call: its list said it all.
@@ -260,7 +267,7 @@ impl RelayerClient {
             return Ok(target);
         }
         let listed = self.look(timeout).await?;
-        Ok(Target { id: listed.id, dialect: listed.dialect })
+        Ok(Target { id: listed.id, dialect: listed.dialect, address: listed.address })
     }
 
     async fn get(&self, path: &str, timeout: Duration) -> Result<Value, RelayerError> {

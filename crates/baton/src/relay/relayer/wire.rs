@@ -2,7 +2,7 @@
 //! envelope) and the one of the older hosted product's documents (`flat`, camelCase). Which one a relayer speaks
 //! is read from its answers.
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value, json};
 
 use crate::relay::call::{Call, parse_amount};
@@ -30,6 +30,8 @@ pub struct Listed {
     pub state: ListedState,
     /// Its pending count, where the list carries it.
     pub pending: Option<u64>,
+    /// The address that it sends from, where the list carries it.
+    pub address: Option<Address>,
 }
 
 /// Whether a relayer takes work, by its own account.
@@ -73,6 +75,7 @@ fn read_listed(item: &Value) -> Option<Listed> {
         dialect: if flat { Dialect::Flat } else { Dialect::OpenZeppelin },
         state: read_state(object),
         pending: number(object, &PENDING_NAMES),
+        address: text(object, &["address"]).and_then(|address| address.parse().ok()),
     })
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::forward_request::Signer;
 use super::transaction::{ConsumerId, Kind, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
@@ -22,8 +23,17 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// [`StoreError::Unavailable`] means that nothing was stored for that row and nothing will be.
     async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>>;
 
+    /// What an idempotency key stands for, if it was used before.
+    async fn key_owner(&self, api_key: &str, key: &str) -> Result<Option<KeyOwner>, StoreError>;
+
     /// Frees an idempotency key for another try, if it still stands for this transaction.
     async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError>;
+
+    /// The gasless transaction that took that nonce last, whatever became of it.
+    async fn nonce_holder(&self, signer: Signer, nonce: u64) -> Result<Option<Transaction>, StoreError>;
+
+    /// The highest nonce of a signer that a transaction has taken which has not failed.
+    async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError>;
 
     /// Stores new rows, all or none. Durable when it returns.
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError>;
@@ -95,6 +105,15 @@ pub struct IdempotencyKey {
     pub body_sha256: [u8; 32],
 }
 
+/// What an idempotency key stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyOwner {
+    /// The transaction.
+    pub id: TransactionId,
+    /// Of its request.
+    pub body_sha256: [u8; 32],
+}
+
 /// A new row, and what the client called its request.
 pub type NewTransaction = (Transaction, Option<IdempotencyKey>);
 
@@ -107,6 +126,8 @@ pub enum Accepted {
     Before(TransactionId),
     /// Another request came before under the same key.
     Other,
+    /// Nothing was stored: this transaction, which has not failed, has the signer's nonce.
+    NonceTaken(TransactionId),
 }
 
 /// What a row that is due is waiting for; a row waits for one thing at a time.

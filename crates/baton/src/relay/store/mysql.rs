@@ -9,6 +9,7 @@ mod accept;
 mod columns;
 mod get;
 mod migrate;
+mod nonces;
 mod outcome;
 mod pool;
 mod save;
@@ -27,10 +28,11 @@ use self::outcome::{End, is_duplicate, work};
 use self::pool::Pool;
 use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
 use super::{
-    Accepted, Census, Due, Filter, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
+    Accepted, Census, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
     TransactionStore,
 };
 use crate::relay::coalescer::Coalescer;
+use crate::relay::forward_request::Signer;
 use crate::relay::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
@@ -117,6 +119,21 @@ impl TransactionStore for MySqlStore {
         accept::accept_many(&self.pool, rows).await
     }
 
+    async fn key_owner(&self, api_key: &str, key: &str) -> Result<Option<KeyOwner>, StoreError> {
+        const SQL: &str =
+            "SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ? AND idempotency_key = ?";
+        let read = self.pool.read(work!(connection => {
+            let row = sqlx::query(SQL).bind(api_key.as_bytes()).bind(key.as_bytes()).fetch_optional(connection).await?;
+            row.map(|row| Ok::<_, sqlx::Error>((row.try_get::<Vec<u8>, _>(0)?, row.try_get::<String, _>(1)?))).transpose()
+        }));
+        let Some((body, owner)) = read.await? else { return Ok(None) };
+        let corrupt = |column| StoreError::Corrupt { table: "idempotency_keys", column, id: owner.clone() };
+        Ok(Some(KeyOwner {
+            id: parse_id(&owner).ok_or_else(|| corrupt("transaction_id"))?,
+            body_sha256: body.try_into().map_err(|_| corrupt("body_sha256"))?,
+        }))
+    }
+
     async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError> {
         const SQL: &str =
             "DELETE FROM idempotency_keys WHERE api_key = ? AND idempotency_key = ? AND transaction_id = ?";
@@ -127,6 +144,25 @@ impl TransactionStore for MySqlStore {
                 Ok(End::Keep(()))
             }))
             .await
+    }
+
+    async fn nonce_holder(&self, signer: Signer, nonce: u64) -> Result<Option<Transaction>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            columns!(),
+            " FROM transactions WHERE id = (SELECT transaction_id FROM gasless_nonces WHERE signer = ? AND nonce = ?)"
+        );
+        self.one(SQL, &[Value::Text(signer.to_string()), Value::Count(nonce)]).await
+    }
+
+    async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError> {
+        const SQL: &str = "SELECT taken.nonce FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
+             WHERE taken.signer = ? AND status <> 'failed' ORDER BY taken.nonce DESC LIMIT 1";
+        let read = self.pool.read(work!(connection => {
+            let row = sqlx::query(SQL).bind(signer.to_string()).fetch_optional(connection).await?;
+            row.map(|row| row.try_get(0)).transpose()
+        }));
+        read.await
     }
 
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {

@@ -1,10 +1,13 @@
 //! What the stores have in common: a row as a database gives it, turned into a transaction, and the few numbers that
 //! must not differ between databases.
 
+use std::sync::Arc;
+
 use uuid::Uuid;
 
 use super::StoreError;
 use crate::relay::call::DirectRequest;
+use crate::relay::forward_request::Forward;
 use crate::relay::transaction::{
     Binding, Claim, ConsumerId, Doubt, FailedBy, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction,
     TransactionId, Unknown,
@@ -66,7 +69,17 @@ impl RawRow {
         let id = TransactionId(Uuid::from_bytes(self.id));
         let corrupt = |column| StoreError::Corrupt { table: "transactions", column, id: id.to_string() };
         let request = serde_json::from_str(&self.request).map_err(|_| corrupt("request"))?;
-        let parsed = DirectRequest::parse(&request).map_err(|_| corrupt("request"))?;
+        let kind = Kind::parse(&self.kind).ok_or_else(|| corrupt("kind"))?;
+        let (call, retry_on_failure, forward) = match kind {
+            Kind::Direct => {
+                let parsed = DirectRequest::parse(&request).map_err(|_| corrupt("request"))?;
+                (parsed.call, parsed.retry_on_failure, None)
+            }
+            Kind::Gasless => {
+                let forward = Forward::parse(&request).ok_or_else(|| corrupt("request"))?;
+                (forward.call(), forward.gasless.retry_on_failure, Some(Arc::new(forward)))
+            }
+        };
         let claim = match self.claim {
             (None, None, None, None) => None,
             (Some(consumer), Some(token), Some(relayer), Some(at)) => Some(Claim {
@@ -109,11 +122,12 @@ impl RawRow {
         };
         Ok(Transaction {
             id,
-            kind: Kind::parse(&self.kind).ok_or_else(|| corrupt("kind"))?,
+            kind,
             status: Status::parse(&self.status).ok_or_else(|| corrupt("status"))?,
             version: self.version,
-            retry_on_failure: parsed.retry_on_failure,
-            call: parsed.call,
+            retry_on_failure,
+            call,
+            forward,
             request: self.request.into(),
             imported: self.imported,
             api_key: self.api_key,

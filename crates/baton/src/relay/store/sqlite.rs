@@ -11,9 +11,10 @@ use uuid::Uuid;
 
 use super::row::{RawRow, first_id_at, timeline_max};
 use super::{
-    Accepted, Census, Due, Filter, IdempotencyKey, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
+    Accepted, Census, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
     TimelineEntry, TransactionStore,
 };
+use crate::relay::forward_request::Signer;
 use crate::relay::transaction::{
     ConsumerId, FailedBy, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
@@ -26,7 +27,10 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_init.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../../migrations/sqlite/0001_init.sql"),
+    include_str!("../../../migrations/sqlite/0002_gasless_nonces.sql"),
+];
 
 const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
      claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
@@ -94,12 +98,11 @@ impl SqliteStore {
         let queue = queue.clone();
         // New ids and a message: there is nothing here that could fail for this request alone.
         let accepted = self.database.write_sure(move |connection| {
-            if let Some(before) = use_key(connection, &row, key.as_ref())? {
-                return Ok(before);
+            let accepted = accept(connection, &row, key.as_ref())?;
+            if accepted == Accepted::Now {
+                queue.enqueue(connection, std::slice::from_ref(&message))?;
             }
-            insert(connection, &row)?;
-            queue.enqueue(connection, std::slice::from_ref(&message))?;
-            Ok(Accepted::Now)
+            Ok(accepted)
         });
         accepted.await.map_err(store_error)
     }
@@ -154,16 +157,14 @@ impl SqliteStore {
 #[async_trait]
 impl TransactionStore for SqliteStore {
     async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
-        let accepted = rows.iter().cloned().map(|(row, key)| {
-            self.write(move |connection| {
-                if let Some(before) = use_key(connection, &row, key.as_ref())? {
-                    return Ok(before);
-                }
-                insert(connection, &row)?;
-                Ok(Accepted::Now)
-            })
-        });
+        let accepted =
+            rows.iter().cloned().map(|(row, key)| self.write(move |connection| accept(connection, &row, key.as_ref())));
         futures::future::join_all(accepted).await
+    }
+
+    async fn key_owner(&self, api_key: &str, key: &str) -> Result<Option<KeyOwner>, StoreError> {
+        let (api_key, key) = (api_key.to_owned(), key.to_owned());
+        self.read(move |connection| key_owner(connection, &api_key, &key)).await
     }
 
     async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError> {
@@ -173,6 +174,27 @@ impl TransactionStore for SqliteStore {
                 .prepare_cached("DELETE FROM idempotency_keys WHERE api_key = ?1 AND key = ?2 AND transaction_id = ?3")?
                 .execute(params![api_key, key, id.0.as_bytes()])?;
             Ok(())
+        })
+        .await
+    }
+
+    async fn nonce_holder(&self, signer: Signer, nonce: u64) -> Result<Option<Transaction>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions \
+             WHERE id = (SELECT transaction_id FROM gasless_nonces WHERE signer = ?1 AND nonce = ?2)"
+        );
+        self.one(sql, vec![Box::new(signer.to_string()), Box::new(nonce)]).await
+    }
+
+    async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError> {
+        self.read(move |connection| {
+            connection
+                .prepare_cached(
+                    "SELECT taken.nonce FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
+                     WHERE taken.signer = ?1 AND status <> 'failed' ORDER BY taken.nonce DESC LIMIT 1",
+                )?
+                .query_row([signer.to_string()], |row| row.get(0))
+                .optional()
         })
         .await
     }
@@ -434,27 +456,60 @@ impl TransactionStore for SqliteStore {
     }
 }
 
-/// Takes an idempotency key for this row, or says what it stands for already.
-fn use_key(
+/// Stores a new row with its key and its nonce, unless one of them is taken; then nothing is written.
+fn accept(
     connection: &Connection,
     row: &Transaction,
     key: Option<&IdempotencyKey>,
-) -> Result<Option<Accepted>, rusqlite::Error> {
-    let Some(key) = key else { return Ok(None) };
-    let used: Option<([u8; 32], [u8; 16])> = connection
-        .prepare_cached("SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ?1 AND key = ?2")?
-        .query_row([&row.api_key, &key.key], |row| Ok((row.get(0)?, row.get(1)?)))
-        .optional()?;
-    if let Some((body_sha256, id)) = used {
-        let id = TransactionId(Uuid::from_bytes(id));
-        return Ok(Some(if body_sha256 == key.body_sha256 { Accepted::Before(id) } else { Accepted::Other }));
+) -> Result<Accepted, rusqlite::Error> {
+    if let Some(key) = key
+        && let Some(owner) = key_owner(connection, &row.api_key, &key.key)?
+    {
+        let same = owner.body_sha256 == key.body_sha256;
+        return Ok(if same { Accepted::Before(owner.id) } else { Accepted::Other });
     }
+    if let Some(holder) = nonce_taken_by(connection, row)? {
+        return Ok(Accepted::NonceTaken(holder));
+    }
+    if let Some(key) = key {
+        connection
+            .prepare_cached(
+                "INSERT INTO idempotency_keys (api_key, key, body_sha256, transaction_id) VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![row.api_key, key.key, key.body_sha256, row.id.0.as_bytes()])?;
+    }
+    if let Some(forward) = &row.forward {
+        connection
+            .prepare_cached(
+                "INSERT OR REPLACE INTO gasless_nonces (signer, nonce, transaction_id) VALUES (?1, ?2, ?3)",
+            )?
+            .execute(params![forward.signer().to_string(), forward.nonce(), row.id.0.as_bytes()])?;
+    }
+    insert(connection, row)?;
+    Ok(Accepted::Now)
+}
+
+fn key_owner(connection: &Connection, api_key: &str, key: &str) -> Result<Option<KeyOwner>, rusqlite::Error> {
+    connection
+        .prepare_cached("SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ?1 AND key = ?2")?
+        .query_row([api_key, key], |row| {
+            Ok(KeyOwner { id: TransactionId(Uuid::from_bytes(row.get(1)?)), body_sha256: row.get(0)? })
+        })
+        .optional()
+}
+
+/// Who has the nonce that a gasless row wants, and has not failed.
+fn nonce_taken_by(connection: &Connection, row: &Transaction) -> Result<Option<TransactionId>, rusqlite::Error> {
+    let Some(forward) = &row.forward else { return Ok(None) };
     connection
         .prepare_cached(
-            "INSERT INTO idempotency_keys (api_key, key, body_sha256, transaction_id) VALUES (?1, ?2, ?3, ?4)",
+            "SELECT id FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
+             WHERE taken.signer = ?1 AND taken.nonce = ?2 AND status <> 'failed'",
         )?
-        .execute(params![row.api_key, key.key, key.body_sha256, row.id.0.as_bytes()])?;
-    Ok(None)
+        .query_row(params![forward.signer().to_string(), forward.nonce()], |row| {
+            Ok(TransactionId(Uuid::from_bytes(row.get(0)?)))
+        })
+        .optional()
 }
 
 fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {

@@ -83,6 +83,13 @@ fn moves() -> Vec<Move> {
         moves.push((name, who, decide));
     };
     add("not queued".to_owned(), Box::new(|row, now| row.not_queued(now).ok()));
+    add("put off".to_owned(), Box::new(|row, now| row.put_off("not its turn", now, &CLOCKS).ok()));
+    for may_pass in [true, false] {
+        add(
+            format!("fail unsent, may pass: {may_pass}"),
+            Box::new(move |row, now| row.fail_unsent("reverts", may_pass, now, &CLOCKS).ok()),
+        );
+    }
     add("promise".to_owned(), Box::new(|row, now| row.promise(now, &CLOCKS).ok()));
     for (number, holder) in [(10, "a"), (11, "b")] {
         let key = token(number);
@@ -370,4 +377,25 @@ fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
         assert!(under_way.not_queued(Timestamp(5)).is_err());
     }
     assert!(taken_back.promise(Timestamp(6), &CLOCKS).is_err(), "nobody can be promised it any more");
+}
+
+#[test]
+fn what_may_have_been_sent_does_not_fail_for_being_too_late() {
+    let row = accepted(true);
+    let claimed =
+        row.claim(&consumer("a"), token(1), &relayer("r1"), "test", Timestamp(1), &CLOCKS).unwrap().transaction;
+    let late = |row: &Transaction, may_pass| row.fail_unsent("late", may_pass, Timestamp(2), &CLOCKS);
+    assert_eq!(late(&claimed, false).unwrap_err(), Refused::Claimed);
+    let doubtful = claimed.doubt(token(1), "500", Unknown::Answered, Timestamp(2), &CLOCKS).unwrap().transaction;
+    assert_eq!(late(&doubtful, false).unwrap_err(), Refused::Claimed);
+    let bound =
+        claimed.bind(token(1), &RelayerTxId("x".into()), None, "test", Timestamp(2), &CLOCKS).unwrap().transaction;
+    assert_eq!(late(&bound, false).unwrap_err(), Refused::Bound);
+    let released = claimed.release(token(1), "paused", Timestamp(2), &CLOCKS).unwrap().transaction;
+    let failed = late(&released, false).unwrap().transaction;
+    assert_eq!((failed.status, failed.failed_by), (Status::Failed, Some(FailedBy::Consumer)));
+    // What may pass is started over once, if the client asked for that.
+    let again = late(&released, true).unwrap().transaction;
+    assert_eq!((again.status, again.auto_replayed), (Status::Pending, true));
+    assert_eq!(late(&again, true).unwrap().transaction.status, Status::Failed);
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton::config::{Config, Service};
+use baton::config::{Config, ForwarderConfig, Service};
 use baton::relay::call::DirectRequest;
+use baton::relay::forward_request::GaslessRequest;
 use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
 use baton::relay::store::sqlite::SqliteStore;
 use baton::relay::store::{Saved, StoreError, TransactionStore};
@@ -83,6 +84,18 @@ pub fn row(at: i64) -> Transaction {
         "data": "0xab", "gas": 21000, "retryOnFailure": true });
     let request = DirectRequest::parse(&body).unwrap();
     Transaction::accepted(TransactionId::generate(), &request, "key".into(), Timestamp(at), &clocks())
+}
+
+pub fn gasless_row(nonce: u64) -> Transaction {
+    let forwarder =
+        ForwarderConfig { address: TO.parse().unwrap(), name: "Test".into(), chain_id: 1, gas_overhead: 120_000 };
+    let body = json!({
+        "request": { "from": TO, "to": TO, "value": "7", "gas": "50000", "nonce": nonce, "deadline": "1800000000",
+            "data": "0xab" },
+        "signature": format!("0x{}", "1b".repeat(65)), "retryOnFailure": true,
+    });
+    let forward = Arc::new(GaslessRequest::parse(&body).unwrap().forward(&forwarder).unwrap());
+    Transaction::accepted_gasless(TransactionId::generate(), &forward, "key".into(), Timestamp::now(), &clocks())
 }
 
 pub fn claim(row: &Transaction) -> (Moved, Uuid) {

@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::engines::{Schema, bind, claim, row};
+use super::engines::{Schema, bind, claim, gasless_row, row};
 use crate::stand::SOON;
 
 /// Long enough for a busy machine to do the work, short enough to wait out.
@@ -35,7 +35,7 @@ async fn of_many_that_migrate_one_does_it() {
     let options = schema.options();
     let steps = join_all((0..4).map(|_| MySqlStore::migrate(&options))).await;
     let steps: usize = steps.into_iter().map(Result::unwrap).sum();
-    assert_eq!(steps, 1);
+    assert_eq!(steps, 2);
     assert_eq!(MySqlStore::migrate(&options).await.unwrap(), 0);
     MySqlStore::open(&options).await.unwrap();
 }
@@ -45,7 +45,7 @@ async fn a_migration_that_was_cut_off_is_finished() {
     let schema = Schema::migrated().await;
     sqlx::query("DELETE FROM schema_version").execute(&mut schema.connect().await).await.unwrap();
     sqlx::query("DROP TABLE consumers, timeline").execute(&mut schema.connect().await).await.unwrap();
-    assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 1);
+    assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 2);
     MySqlStore::open(&schema.options()).await.unwrap().timeline(TransactionId::generate()).await.unwrap();
 }
 
@@ -120,6 +120,46 @@ async fn concurrent_twins_create_one_transaction() {
         }
     }
     assert_eq!(count(&schema).await, 5 * (10 + 80));
+}
+
+#[tokio::test]
+async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() {
+    let schema = Schema::migrated().await;
+    let store = MySqlStore::open(&schema.options()).await.unwrap();
+    let other = MySqlStore::open(&schema.options()).await.unwrap();
+    for round in 0..5_u64 {
+        // Each batch wants the same ten nonces in another order, under a key of its own, and has rows between them.
+        let batches: Vec<Vec<NewTransaction>> = (0..8_u64)
+            .map(|batch| {
+                let wanted = (0..10).map(|nonce| round * 10 + (nonce * 7 + batch * 3) % 10);
+                let key = |nonce| IdempotencyKey { key: format!("{batch}-{nonce}"), body_sha256: [1; 32] };
+                wanted.flat_map(|nonce| [(gasless_row(nonce), Some(key(nonce))), (row(1), None)]).collect()
+            })
+            .collect();
+        let stores = [&store, &other];
+        let accepts = batches.iter().enumerate().map(|(index, batch)| stores[index % 2].accept(batch));
+        let answers: Vec<Vec<_>> = join_all(accepts)
+            .await
+            .into_iter()
+            .map(|answers| answers.into_iter().map(Result::unwrap).collect())
+            .collect();
+        let all: Vec<_> = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers)).collect();
+        assert!(all.iter().all(|((row, _), answer)| row.forward.is_some() || **answer == Accepted::Now));
+        for nonce in round * 10..round * 10 + 10 {
+            let is_of_nonce = |row: &Transaction| row.forward.as_ref().is_some_and(|forward| forward.nonce() == nonce);
+            let of_nonce: Vec<_> = all.iter().filter(|((row, _), _)| is_of_nonce(row)).collect();
+            let winners: Vec<_> = of_nonce.iter().filter(|(_, answer)| **answer == Accepted::Now).collect();
+            let losers: Vec<_> = of_nonce.iter().filter(|(_, answer)| **answer != Accepted::Now).collect();
+            assert_eq!((winners.len(), losers.len()), (1, 7));
+            let winner = winners[0].0.0.id;
+            assert!(losers.iter().all(|(_, answer)| **answer == Accepted::NonceTaken(winner)), "{losers:?}");
+            for ((row, key), _) in losers {
+                let key = &key.as_ref().unwrap().key;
+                assert_eq!(store.key_owner(&row.api_key, key).await.unwrap(), None, "its key is free for another try");
+                assert_eq!(store.get(row.id).await.unwrap(), None);
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::columns::{bind_accepted, bind_row, id, insert, insert_accepted, is_as_accepted, parse_id};
+use super::nonces::take_nonces;
 use super::outcome::{End, is_duplicate, is_in_the_values, work};
 use super::pool::{Pool, unavailable};
 use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
@@ -67,7 +68,8 @@ async fn accept(pool: &Pool, rows: &[NewTransaction]) -> Result<Batch, StoreErro
 }
 
 async fn store(connection: &mut MySqlConnection, rows: &[NewTransaction]) -> Result<Vec<Accepted>, sqlx::Error> {
-    let accepted = take_keys(connection, rows).await?;
+    let mut accepted = take_keys(connection, rows).await?;
+    take_nonces(connection, rows, &mut accepted).await?;
     let new = rows.iter().zip(&accepted).filter(|(_, accepted)| **accepted == Accepted::Now).map(|((row, _), _)| row);
     insert_rows(connection, new).await?;
     Ok(accepted)

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::relay::call::DirectRequest;
 use crate::relay::store::StoreError;
 use crate::relay::store::row::{RawRow, first_id_at};
-use crate::relay::transaction::{FailedBy, Kind, Status, Transaction, TransactionId};
+use crate::relay::transaction::{FailedBy, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// A statement with its values so far.
@@ -81,6 +81,7 @@ pub(super) fn is_as_accepted(row: &Transaction) -> bool {
         request: _,
         imported,
         call: _,
+        forward: _,
         retry_on_failure: _,
         api_key: _,
         created_at: _,
@@ -211,10 +212,10 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
 
 /// MySQL keeps JSON in its own order and spacing; the message is to be the same each time it is made.
 fn as_queued(mut row: Transaction) -> Transaction {
-    if row.kind == Kind::Direct {
-        let request = DirectRequest { call: row.call.clone(), retry_on_failure: row.retry_on_failure };
-        row.request = request.to_json().into();
-    }
+    row.request = match &row.forward {
+        Some(forward) => forward.to_json().into(),
+        None => DirectRequest { call: row.call.clone(), retry_on_failure: row.retry_on_failure }.to_json().into(),
+    };
     row
 }
 

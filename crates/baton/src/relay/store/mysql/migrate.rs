@@ -12,7 +12,10 @@ use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 1] = [include_str!("../../../../migrations/mysql/0001_init.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../../../migrations/mysql/0001_init.sql"),
+    include_str!("../../../../migrations/mysql/0002_gasless_nonces.sql"),
+];
 
 /// A large table takes its time to change.
 const TIMEOUT: Duration = Duration::from_secs(3600);

@@ -1,0 +1,112 @@
+//! The nonces of gasless transactions, taken in the commit that stores the rows. One that somebody has already costs
+//! its own request the place and no other.
+
+use std::collections::HashMap;
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::accept::chunks;
+use super::columns::{id, parse_id};
+use crate::relay::store::{Accepted, NewTransaction};
+use crate::relay::transaction::TransactionId;
+
+/// The signer as it is stored, and the nonce.
+type Place = (String, u64);
+
+/// Takes the nonces of the gasless rows among these that are to be stored. Whoever finds his taken by a transaction that
+/// has not failed is told so instead, and gives his idempotency key back.
+pub(super) async fn take_nonces(
+    connection: &mut MySqlConnection,
+    rows: &[NewTransaction],
+    accepted: &mut [Accepted],
+) -> Result<(), sqlx::Error> {
+    let mut wanted: Vec<(Place, usize)> = Vec::new();
+    for (index, (row, _)) in rows.iter().enumerate() {
+        if let (Some(forward), Accepted::Now) = (&row.forward, accepted[index]) {
+            wanted.push(((forward.signer().to_string(), forward.nonce()), index));
+        }
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    // In the same order everywhere, or two groups wait for each other. Of two in one group the first stays first.
+    wanted.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut holders = insert(connection, rows, &wanted).await?;
+    for (place, index) in &wanted {
+        let (row, key) = &rows[*index];
+        let holder = holders.get_mut(place).ok_or(sqlx::Error::RowNotFound)?;
+        if holder.id == row.id {
+            continue;
+        }
+        if holder.failed {
+            *holder = Holder { id: row.id, failed: false };
+            sqlx::query("UPDATE gasless_nonces SET transaction_id = ? WHERE signer = ? AND nonce = ?")
+                .bind(id(row.id))
+                .bind(&place.0)
+                .bind(place.1)
+                .execute(&mut *connection)
+                .await?;
+            continue;
+        }
+        let taken = Accepted::NonceTaken(holder.id);
+        for answer in accepted.iter_mut().filter(|answer| **answer == Accepted::Before(row.id)) {
+            *answer = taken;
+        }
+        accepted[*index] = taken;
+        if let Some(key) = key {
+            sqlx::query(
+                "DELETE FROM idempotency_keys WHERE api_key = ? AND idempotency_key = ? AND transaction_id = ?",
+            )
+            .bind(row.api_key.as_bytes())
+            .bind(key.key.as_bytes())
+            .bind(id(row.id))
+            .execute(&mut *connection)
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+struct Holder {
+    id: TransactionId,
+    failed: bool,
+}
+
+/// Takes what is free, locks all of it until the commit, and says whose each is. A holder's row is locked too: it cannot
+/// be replayed while its nonce is given away.
+async fn insert(
+    connection: &mut MySqlConnection,
+    rows: &[NewTransaction],
+    wanted: &[(Place, usize)],
+) -> Result<HashMap<Place, Holder>, sqlx::Error> {
+    let mut holders = HashMap::with_capacity(wanted.len());
+    for some in chunks(wanted) {
+        let values = vec!["(?, ?, ?)"; some.len()].join(", ");
+        let take = format!(
+            "INSERT INTO gasless_nonces (signer, nonce, transaction_id) VALUES {values} \
+             ON DUPLICATE KEY UPDATE transaction_id = transaction_id"
+        );
+        let mut statement = sqlx::query(AssertSqlSafe(take));
+        for ((signer, nonce), index) in some {
+            statement = statement.bind(signer).bind(nonce).bind(id(rows[*index].0.id));
+        }
+        statement.execute(&mut *connection).await?;
+        let conditions = vec!["(signer = ? AND nonce = ?)"; some.len()].join(" OR ");
+        let look = format!(
+            "SELECT signer, nonce, transaction_id, status FROM gasless_nonces \
+             LEFT JOIN transactions ON id = transaction_id WHERE {conditions} LOCK IN SHARE MODE"
+        );
+        let mut statement = sqlx::query(AssertSqlSafe(look));
+        for ((signer, nonce), _) in some {
+            statement = statement.bind(signer).bind(nonce);
+        }
+        for row in statement.fetch_all(&mut *connection).await? {
+            let owner: String = row.try_get(2)?;
+            let owner = parse_id(&owner).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
+            let status: Option<String> = row.try_get(3)?;
+            let holder = Holder { id: owner, failed: status.as_deref() == Some("failed") };
+            holders.insert((row.try_get(0)?, row.try_get(1)?), holder);
+        }
+    }
+    Ok(holders)
+}

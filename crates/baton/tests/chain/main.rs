@@ -1,0 +1,15 @@
+//! The product on a real chain: the real binary, development relayers that sign, contracts that were compiled from their
+//! sources. `scripts/services start chain` starts the chain.
+
+#![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
+
+mod contracts;
+mod direct;
+mod ethers;
+mod gasless;
+mod gate;
+mod signers;
+mod trouble;
+#[path = "../it/stand.rs"]
+#[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
+mod unchained;

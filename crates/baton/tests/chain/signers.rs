@@ -1,0 +1,231 @@
+//! A stand on a chain: three development relayers that sign, in a process of their own, and `baton` in front of them, in
+//! one process or in two.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use alloy_primitives::{Address, U256};
+use harness::chain::{Chain, PrivateKeySigner, key_text};
+use harness::ports::{free_port, free_row};
+use harness::process::{Process, Program};
+use harness::wait::eventually_ok;
+use serde_json::{Value, json};
+
+/// Long enough for a busy machine; nothing waits for it when all is well.
+pub const SOON: Duration = Duration::from_secs(30);
+/// The same for a story with trouble in it.
+pub const LATER: Duration = Duration::from_secs(120);
+pub const API_KEY: &str = "test-key";
+pub const RELAYER_KEY: &str = "relayers-of-the-chain-tests-0123456789";
+const WEBHOOK_KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
+pub const RELAYERS: u16 = 3;
+
+/// How a stand is to be set up.
+pub struct Plan {
+    chain: Chain,
+    rpc: String,
+    env: BTreeMap<String, String>,
+    split: bool,
+}
+
+impl Plan {
+    pub fn on(chain: &Chain) -> Self {
+        let env = [
+            ("LOG_LEVEL", "info"),
+            ("RELAYER_HEALTH_INTERVAL_MS", "200"),
+            ("RELAYER_RATE_PER_SECOND", "0"),
+            ("RELAYER_CLOCK_SKEW_MS", "1"),
+            ("RECONCILE_INTERVAL_MS", "100"),
+            ("RECONCILE_UNKNOWN_MS", "200"),
+            ("RECONCILE_ABSENT_MS", "500"),
+            ("RELAYER_SUBMIT_TIMEOUT_MS", "2000"),
+            ("RELAYER_HANDLER_TIMEOUT_MS", "2000"),
+            ("CONSUMER_DEAD_AFTER_MS", "2000"),
+            ("BREAKER_OPEN_MS", "500"),
+        ];
+        let env = env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Self { chain: chain.clone(), rpc: chain.url().to_owned(), env, split: false }
+    }
+
+    /// The relayers reach the chain by this address.
+    pub fn rpc(mut self, url: impl Into<String>) -> Self {
+        self.rpc = url.into();
+        self
+    }
+
+    /// The API and the consumer as two processes on one data directory.
+    pub fn split(mut self) -> Self {
+        self.split = true;
+        self
+    }
+
+    /// With another variable for `baton`.
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.env.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Starts all of it and waits until it is ready.
+    pub async fn start(self) -> Stand {
+        let directory = tempfile::tempdir().unwrap();
+        let (port, first) = (free_port(), free_row(RELAYERS));
+        let base = format!("http://127.0.0.1:{port}");
+        let mut keys = Vec::new();
+        for _ in 0..RELAYERS {
+            keys.push(self.chain.funded_key().await);
+        }
+        let relayers = baton()
+            .args(["bench-relayers", "--port", &first.to_string(), "--rpc", &self.rpc])
+            .args(["--webhook-url", &format!("{base}/api/v1/webhooks/oz-relayer"), "--webhook-key", WEBHOOK_KEY])
+            .args(["--api-key", RELAYER_KEY, "--data-dir", &directory.path().join("relayers").display().to_string()])
+            .env("BATON_DEV_KEYS", keys.iter().map(key_text).collect::<Vec<_>>().join(","))
+            .env("LOG_LEVEL", "info")
+            .start()
+            .unwrap();
+        let relayer_urls: Vec<String> =
+            (first..first + RELAYERS).map(|port| format!("http://127.0.0.1:{port}")).collect();
+        let mut env = self.env;
+        env.insert("BATON_DATA_DIR".into(), directory.path().join("baton").display().to_string());
+        env.insert("OZ_RELAYER_URLS".into(), relayer_urls.join(","));
+        env.insert("OZ_RELAYER_API_KEY".into(), RELAYER_KEY.into());
+        env.insert("RELAY_API_KEY".into(), API_KEY.into());
+        env.insert("WEBHOOK_SIGNING_KEY".into(), WEBHOOK_KEY.into());
+        let service = if self.split { "relay-api" } else { "serve" };
+        let mut api = baton().arg(service).envs(env.clone()).env("PORT", port.to_string()).start().unwrap();
+        api.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+        let consumer = self
+            .split
+            .then(|| baton().arg("queue-consumer").envs(env).env("PORT", free_port().to_string()).start().unwrap());
+        let http = harness::http_client();
+        let mut stand =
+            Stand { _directory: directory, chain: self.chain, keys, relayer_urls, relayers, base, api, consumer, http };
+        stand.relayers_ready().await;
+        stand
+    }
+}
+
+/// The binary under test.
+pub fn baton() -> Program {
+    Program::new(PathBuf::from(env!("CARGO_BIN_EXE_baton")))
+}
+
+/// What is running.
+pub struct Stand {
+    /// Kept until the end.
+    _directory: tempfile::TempDir,
+    pub chain: Chain,
+    /// The relayers' own, in their order.
+    pub keys: Vec<PrivateKeySigner>,
+    pub relayer_urls: Vec<String>,
+    pub relayers: Process,
+    pub base: String,
+    pub api: Process,
+    /// If it is apart from the API.
+    pub consumer: Option<Process>,
+    pub http: reqwest::Client,
+}
+
+impl Stand {
+    /// All relayers listen.
+    pub async fn relayers_ready(&mut self) {
+        for url in &self.relayer_urls {
+            self.relayers.wait_ready(&format!("{url}/api/v1/health"), SOON).await.unwrap();
+        }
+    }
+
+    /// Posts to `/relay/{kind}` and gives status and body.
+    pub async fn post(&self, kind: &str, body: &Value) -> (u16, Value) {
+        let url = format!("{}/api/v1/relay/{kind}", self.base);
+        answer(self.http.post(url).header("x-api-key", API_KEY).json(body)).await
+    }
+
+    /// Sends a direct transaction that must be accepted; returns its id.
+    pub async fn send(&self, to: Address, value: U256, data: &[u8]) -> String {
+        let data = format!("0x{}", hex::encode(data));
+        let body = json!({ "to": to.to_string(), "value": value.to_string(), "data": data, "speed": "fast" });
+        let (status, answer) = self.post("direct", &body).await;
+        assert_eq!(status, 202, "{answer}");
+        answer["transactionId"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, Value) {
+        answer(self.http.get(format!("{}{path}", self.base)).header("x-api-key", API_KEY)).await
+    }
+
+    pub async fn status(&self, id: &str) -> Value {
+        let (status, body) = self.get(&format!("/api/v1/relay/status/{id}")).await;
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    /// Waits until the transaction has that status.
+    pub async fn until_status(&self, id: &str, wanted: &str) -> Value {
+        eventually_ok(LATER, format!("{id} to be {wanted}"), || async {
+            let body = self.status(id).await;
+            if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.story())) }
+        })
+        .await
+    }
+
+    /// Gives a transfer to a relayer without us; its id there.
+    pub async fn post_at_relayer(&self, index: usize, to: Address, value: u64) -> String {
+        let body = json!({ "to": to.to_string(), "value": value.to_string(), "speed": "fast" });
+        let url = self.relayer_path(index, "/transactions");
+        let (status, record) = answer(self.http.post(url).bearer_auth(RELAYER_KEY).json(&body)).await;
+        assert_eq!(status, 200, "{record}");
+        record["data"]["id"].as_str().unwrap().to_owned()
+    }
+
+    /// A relayer's own record.
+    pub async fn record(&self, index: usize, id: &str) -> Value {
+        let url = self.relayer_path(index, &format!("/transactions/{id}"));
+        let (status, record) = answer(self.http.get(url).bearer_auth(RELAYER_KEY)).await;
+        assert_eq!(status, 200, "{record}");
+        record["data"].clone()
+    }
+
+    /// Waits until a relayer's record has that status.
+    pub async fn until_record(&self, index: usize, id: &str, wanted: &str) -> Value {
+        eventually_ok(LATER, format!("record {id} to be {wanted}"), || async {
+            let record = self.record(index, id).await;
+            if record["status"] == wanted { Ok(record) } else { Err(format!("{record}\n{}", self.story())) }
+        })
+        .await
+    }
+
+    /// Waits until a relayer says that it takes work.
+    pub async fn until_enabled(&self, index: usize) {
+        eventually_ok(SOON, format!("relayer {index} to be enabled"), || async {
+            let (_, relayer) = answer(self.http.get(self.relayer_path(index, "")).bearer_auth(RELAYER_KEY)).await;
+            if relayer["data"]["system_disabled"] == false { Ok(()) } else { Err(relayer.to_string()) }
+        })
+        .await;
+    }
+
+    /// What all processes said, for failure messages.
+    pub fn story(&self) -> String {
+        let processes = [Some(&self.relayers), Some(&self.api), self.consumer.as_ref()];
+        processes.into_iter().flatten().map(Process::story).collect::<Vec<_>>().join("\n")
+    }
+
+    /// How many transactions of the relayers were mined, all together.
+    pub async fn mined(&self) -> u64 {
+        let mut sum = 0;
+        for key in &self.keys {
+            sum += self.chain.nonce(key.address()).await;
+        }
+        sum
+    }
+
+    fn relayer_path(&self, index: usize, path: &str) -> String {
+        format!("{}/api/v1/relayers/dev-relayer-{}{path}", self.relayer_urls[index], index + 1)
+    }
+}
+
+pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
+    let response = request.timeout(SOON).send().await.unwrap();
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
