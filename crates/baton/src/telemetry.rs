@@ -15,7 +15,8 @@ use crate::config::LogConfig;
 pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
     // It shows the bodies of messages that came back; what became of them is logged by us.
     let quiet = if config.level.contains("lapin") { "" } else { ",lapin=error" };
-    let filter = EnvFilter::try_new(format!("{}{quiet}", config.level))
+    // The address of a chain's node may have a key in it.
+    let filter = EnvFilter::try_new(format!("{}{quiet},alloy_transport_http=warn", config.level))
         .map_err(|error| anyhow::anyhow!("LOG_LEVEL {:?} cannot be read: {error}", config.level))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = if config.json {

@@ -416,10 +416,7 @@ impl Engine {
     ) -> Vec<Delivery> {
         let slots = Arc::new(Semaphore::new(self.capacity));
         let carries = self.queue.capabilities().request_carries.min(self.capacity);
-        let batch_max = match carries {
-            0 | 1 => self.options.receive_max.clamp(1, self.capacity),
-            carries => carries,
-        };
+        let batch_max = self.options.receive_max.clamp(1, if carries > 1 { carries } else { self.capacity });
         let mut receives = FuturesUnordered::new();
         let mut flow = Flow::default();
         loop {
@@ -427,7 +424,7 @@ impl Engine {
             let another =
                 flow.full && receives.len() < self.options.receives_max && slots.available_permits() >= batch_max;
             // With more to come, a receive that costs the same for many waits a moment for slots to put them in.
-            let wanted = if flow.full { carries.max(1) } else { 1 };
+            let wanted = if flow.full { carries.clamp(1, batch_max) } else { 1 };
             let mut reserved = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,

@@ -46,14 +46,7 @@ pub struct ChainArgs {
     rpc: Option<Url>,
     /// Their private keys, three separated by commas; by default well-known ones, for local chains only
     // Rather from the environment: everybody on the machine can read a command line.
-    #[arg(
-        long = "key",
-        value_name = "KEYS",
-        requires = "rpc",
-        env = "BATON_DEV_KEYS",
-        hide_env_values = true,
-        value_delimiter = ','
-    )]
+    #[arg(long = "key", value_name = "KEYS", env = "BATON_DEV_KEYS", hide_env_values = true, value_delimiter = ',')]
     keys: Vec<String>,
 }
 

@@ -81,7 +81,15 @@ async fn gasless(
             return Ok(answer(receipt));
         }
     }
-    gasless.is_next(&forward, deadline).await?;
+    if let Err(refused) = gasless.is_next(&forward, deadline).await {
+        // Its twin may have been accepted while the chain was asked: then the nonce is gone because it is its own.
+        if let Some(key) = key
+            && let Ok(Some(receipt)) = state.intake.repeated(request, &caller, key, deadline).await
+        {
+            return Ok(answer(receipt));
+        }
+        return Err(refused);
+    }
     let accepted = state.intake.accept(request, &caller, key, deadline).await;
     accepted.map(answer).map_err(|failure| match failure {
         IntakeError::NonceTaken(holder) => gasless.nonce_taken(&forward, holder),

@@ -83,6 +83,8 @@ impl Origin {
 
 /// How long a save that must not be lost is tried again while the database is away.
 const PERSIST_FOR: Duration = Duration::from_secs(60);
+/// How long waking the next transaction may keep the saver of this one.
+const WAKE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Book {
     /// Reads a row, decides, saves; and again if somebody else was quicker.
@@ -160,12 +162,15 @@ impl Book {
                 );
             }
         }
-        if saved != Saved::Stale && moved.transaction.lets_the_next_go_on(before) {
-            self.wake_next(&moved.transaction).await;
-        }
         if let (Saved::Yes { early: true }, Some(binding)) = (saved, &moved.transaction.binding) {
             // Boxed, since what is applied may be saved in its turn.
             Box::pin(self.apply_early(moved.transaction.id, &binding.tx_id)).await?;
+        }
+        if saved != Saved::Stale && moved.transaction.lets_the_next_go_on(before) {
+            // Whoever saves has others waiting for an answer; the next one looks by itself in the end.
+            if tokio::time::timeout(WAKE_TIMEOUT, self.wake_next(&moved.transaction)).await.is_err() {
+                tracing::debug!(transactionId = %moved.transaction.id, action = "next_not_woken", "no answer in time");
+            }
         }
         Ok(saved)
     }

@@ -58,6 +58,8 @@ pub struct ConsumerSettings {
 
 /// The pause before a message is looked at again when the item is not at fault.
 const WAIT: Duration = Duration::from_secs(2);
+/// How long a transaction waits for room at the one relayer that it may go to.
+const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 /// In confirm mode, the pause between two questions.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(1000);
 /// In confirm mode, how long one delivery follows its transaction; then the reconciler goes on.
@@ -147,9 +149,11 @@ impl Consumer {
         }
         loop {
             let chosen = tokio::select! {
-                chosen = self.pool.choose(&tried) => chosen,
+                chosen = self.pool.choose(&tried) => chosen.map_err(Some),
                 // Waiting for room has had no effect yet; the next consumer can wait as well.
                 () = self.shutdown.cancelled() => return Ok(handed_back()),
+                // Those that must go to a certain relayer do not keep all others from theirs.
+                () = tokio::time::sleep(ROOM_PATIENCE), if at.is_some() => Err(None),
             };
             let chosen = match chosen {
                 Ok(chosen) => chosen,
@@ -165,7 +169,13 @@ impl Consumer {
                     at = None;
                     continue;
                 }
-                Err(unavailable) => return Ok(self.wait(unavailable)),
+                Err(unavailable) => match unavailable.filter(|_| at.is_none()) {
+                    Some(unavailable) => return Ok(self.wait(unavailable)),
+                    None => {
+                        let reason = "the relayer that has the one before it takes nothing now".to_owned();
+                        return Ok(self.put_off(&row, WAIT, reason, receives).await);
+                    }
+                },
             };
             match self.last_look(&row, &chosen).await {
                 Preflight::Go => {}

@@ -70,7 +70,7 @@ impl Gasless {
         let signer = forward.signer();
         let count = self.count(signer, deadline).await?;
         let next = count.max(self.after_last(signer, deadline).await?);
-        if next - count > U256::from(AHEAD_MAX) {
+        if next - count >= U256::from(AHEAD_MAX) {
             let rule = format!("is {AHEAD_MAX} ahead of the forwarder's ({count}): wait until some have been executed");
             return Err(invalid("request.nonce", &rule));
         }

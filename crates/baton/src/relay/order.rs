@@ -94,7 +94,7 @@ impl Order {
     async fn after_submitted(&self, row: &Transaction, previous: &Transaction) -> Result<Turn, StoreError> {
         let Some(binding) = &previous.binding else { return Ok(later(previous, "is being sent")) };
         if let Some(client) = self.pool.ask_one(&binding.relayer) {
-            if binding.nonce.is_some() {
+            if binding.nonce.is_some() && binding.forgotten_since.is_none() {
                 return Ok(Turn::Now(Some(binding.relayer.clone())));
             }
             match client.transaction(&binding.tx_id, self.question_timeout).await {

@@ -844,13 +844,13 @@ impl Transaction {
         }
     }
 
-    /// Whether the signer's next gasless transaction may have more to do than `before`: this one has come to a relayer, has
-    /// a nonce there, or has ended.
+    /// Whether the signer's next gasless transaction may have more to do than `before`: this one has got a nonce at a
+    /// relayer, or has ended.
     pub fn lets_the_next_go_on(&self, before: &Self) -> bool {
-        let place = |row: &Self| row.binding.as_ref().map(|binding| binding.nonce);
+        let place = |row: &Self| row.binding.as_ref().and_then(|binding| binding.nonce);
         self.forward.is_some()
             && (self.status.is_final() != before.status.is_final()
-                || (place(self) != place(before) && self.binding.is_some()))
+                || (place(self) != place(before) && place(self).is_some()))
     }
 
     /// Whether its submission may or may not have happened, or its relayer has forgotten it.

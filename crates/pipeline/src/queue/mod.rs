@@ -40,7 +40,8 @@ pub trait Queue: Send + Sync + 'static {
     /// longer than one lease.
     async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError>;
 
-    /// Removes finished messages for good. With a lease that has been lost the answer is
+    /// Removes finished messages for good. RabbitMQ does not answer acknowledgements: there, `Ok` is given before they are
+    /// sent, and one that is lost on its way means that the message comes again. With a lease that has been lost the answer is
     /// [`QueueError::LeaseLost`] where [`Capabilities::fenced`], and the message stays with its new owner.
     async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>>;
 

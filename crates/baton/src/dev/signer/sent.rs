@@ -96,8 +96,9 @@ impl Relayer {
                     return Ok(());
                 }
                 // Nobody has these bytes, and something else will use the nonce: see `fill_gap`.
+                self.advance(&record, |chain| chain.failed(format!("The node refused it: {word}"), None)).await?;
                 desk.in_flight.remove(&nonce);
-                self.advance(&record, |chain| chain.failed(format!("The node refused it: {word}"), None)).await
+                Ok(())
             }
         }
     }

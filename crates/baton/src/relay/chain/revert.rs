@@ -21,7 +21,8 @@ sol! {
 /// Whether an error means that the call would fail, or something else went wrong.
 pub(super) fn judge(message: String, data: &Value) -> Trial {
     const WORDS: [&str; 6] = ["revert", "out of gas", "outofgas", "invalid opcode", "invalidfeopcode", "invalid jump"];
-    let found = revert_data(data);
+    // Without bytes it may be any error.
+    let found = revert_data(data).filter(|bytes| !bytes.is_empty());
     let said = message.to_ascii_lowercase();
     if found.is_some() || WORDS.iter().any(|word| said.contains(word)) {
         return Trial::Reverts { data: found.unwrap_or_default(), message };
@@ -133,6 +134,7 @@ mod tests {
     fn other_errors_are_no_verdict() {
         for message in ["insufficient funds for gas * price + value", "limit exceeded", "header not found", ""] {
             assert_eq!(judged(message, Value::Null), None, "{message}");
+            assert_eq!(judged(message, Value::from("0x")), None, "{message}");
         }
     }
 

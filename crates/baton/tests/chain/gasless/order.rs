@@ -235,6 +235,23 @@ async fn of_many_requests_with_one_nonce_one_is_accepted() {
 }
 
 #[tokio::test]
+async fn twins_at_the_same_moment_under_one_key_are_one_transaction() {
+    for engine in [Engine::Embedded, Engine::MySqlRabbitMq] {
+        let ground = Ground::new().await;
+        let stand = ground.plan(1).engine(engine).start().await;
+        for nonce in 0..5 {
+            let body = ground.signed(&ground.transfer(1, nonce).await);
+            let key = format!("twin-{nonce}");
+            let twins = (0..20).map(|_| post(&stand, &body, Some(key.as_str())));
+            let answers = futures::future::join_all(twins).await;
+            let first = &answers[0].1["transactionId"];
+            assert!(answers.iter().all(|(code, said)| *code == 202 && said["transactionId"] == *first), "{answers:?}");
+        }
+        assert_eq!(known(&stand).await, 5);
+    }
+}
+
+#[tokio::test]
 async fn a_submission_that_nobody_knows_the_outcome_of_holds_its_followers_up() {
     let ground = Ground::new().await;
     let stand = slow(ground.plan(2), 2).start().await;

@@ -16,9 +16,11 @@ use crate::message::{Message, MessageId, Receipt};
 
 /// How many ids of messages given back unread are remembered.
 const RETURNS_MAX: usize = 10_000;
-/// How long an acknowledgement waits for those before it, so that one frame can stand for all of them. One that is lost
-/// meanwhile is as one lost on the way to the broker: the message comes again.
+/// How long acknowledgements wait for those before them while nothing gets on, so that one frame can stand for all of
+/// them. One that is lost meanwhile is as one lost on the way to the broker: the message comes again.
 const ACK_WAIT: Duration = Duration::from_millis(100);
+/// And how long while it does get on.
+const ACK_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A delivery that is not settled yet.
 #[derive(Debug, Clone)]
@@ -54,7 +56,8 @@ pub(super) struct Inbox {
     outstanding: BTreeMap<u64, u32>,
     to_ack: BTreeSet<u64>,
     to_return: BTreeSet<u64>,
-    /// When what is in `to_ack` no longer waits for those before it.
+    /// Since when something in `to_ack` has waited for those before it, and when it no longer does.
+    acks_since: Option<Instant>,
     acks_due: Option<Instant>,
     /// How much the waiting receivers ask for together.
     demand: usize,
@@ -92,7 +95,7 @@ impl Inbox {
         self.outstanding.clear();
         self.to_ack.clear();
         self.to_return.clear();
-        self.acks_due = None;
+        (self.acks_since, self.acks_due) = (None, None);
         self.idle_since = (self.receivers == 0).then_some(now);
     }
 
@@ -246,17 +249,13 @@ impl Inbox {
     pub(super) fn frames(&mut self, now: Instant, last: bool) -> Frames {
         let mut settled = std::mem::take(&mut self.to_ack);
         let in_turn = acks::in_turn(&self.outstanding, &settled);
-        if in_turn > 0 || settled.is_empty() {
-            // As long as it goes on, the others' turn will come.
+        if in_turn > 0 {
+            // As long as it gets on, the others' turn will come.
             self.acks_due = None;
         }
-        let waiting = settled.iter().nth(in_turn).copied();
-        if let Some(first) = waiting {
-            if !last && now < *self.acks_due.get_or_insert(now + ACK_WAIT) {
-                self.to_ack = settled.split_off(&first);
-            } else {
-                self.acks_due = None;
-            }
+        match settled.iter().nth(in_turn).copied() {
+            Some(first) if !last && now < self.acks_due(now) => self.to_ack = settled.split_off(&first),
+            _ => (self.acks_since, self.acks_due) = (None, None),
         }
         let acks = acks::frames(&settled, in_turn);
         let returns: Vec<_> = std::mem::take(&mut self.to_return).into_iter().collect();
@@ -265,8 +264,14 @@ impl Inbox {
     }
 
     /// When acknowledgements stop waiting for those before them.
-    pub(super) fn acks_due(&self) -> Option<Instant> {
+    pub(super) fn acks_wait_until(&self) -> Option<Instant> {
         self.acks_due
+    }
+
+    /// The same for those that wait at `now`.
+    fn acks_due(&mut self, now: Instant) -> Instant {
+        let end = *self.acks_since.get_or_insert(now) + ACK_WAIT_MAX;
+        *self.acks_due.get_or_insert(end.min(now + ACK_WAIT))
     }
 
     // Counting.

@@ -144,7 +144,7 @@ impl Intake<'_> {
     async fn send_frames(&mut self, last: bool) -> lapin::Result<Option<Instant>> {
         let (frames, acks_due) = {
             let mut inbox = lock(&self.shared.inbox);
-            (inbox.frames(Instant::now(), last), inbox.acks_due())
+            (inbox.frames(Instant::now(), last), inbox.acks_wait_until())
         };
         // All frames are queued at the first poll, in this order: what is counted as acknowledged is so for the broker
         // before the next frame for many is worked out.

@@ -93,7 +93,7 @@ async fn insert(
         statement.execute(&mut *connection).await?;
         let conditions = vec!["(signer = ? AND nonce = ?)"; some.len()].join(" OR ");
         let look = format!(
-            "SELECT signer, nonce, transaction_id, status FROM gasless_nonces \
+            "SELECT signer, nonce, transaction_id, status FROM gasless_nonces FORCE INDEX (PRIMARY) \
              LEFT JOIN transactions ON id = transaction_id WHERE {conditions} LOCK IN SHARE MODE"
         );
         let mut statement = sqlx::query(AssertSqlSafe(look));

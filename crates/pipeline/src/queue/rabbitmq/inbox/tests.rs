@@ -139,17 +139,38 @@ fn an_acknowledgement_waits_for_those_before_it_but_not_for_long() {
     };
     settle(&mut inbox, 1);
     assert!(inbox.frames(now, false).acks.is_empty());
-    assert_eq!(inbox.acks_due(), Some(now + ACK_WAIT));
+    assert_eq!(inbox.acks_wait_until(), Some(now + ACK_WAIT));
     settle(&mut inbox, 0);
     settle(&mut inbox, 3);
     // One frame for the first two; the last waits anew.
     let later = now + ACK_WAIT / 2;
     assert_eq!(inbox.frames(later, false).acks, [Frame { tag: 2, multiple: true }]);
-    assert_eq!(inbox.acks_due(), Some(later + ACK_WAIT));
+    assert_eq!(inbox.acks_wait_until(), Some(later + ACK_WAIT));
     let due = later + ACK_WAIT;
     let frames = inbox.frames(due, false);
     assert_eq!((frames.acks, frames.consumers.len()), (vec![Frame { tag: 4, multiple: false }], 1));
-    assert_eq!(inbox.acks_due(), None);
+    assert_eq!(inbox.acks_wait_until(), None);
+}
+
+#[test]
+fn an_acknowledgement_does_not_wait_for_ever_behind_slow_ones() {
+    let (mut inbox, now) = connected(7);
+    for tag in 1..=40 {
+        arrive(&mut inbox, tag, &tag.to_string(), 0);
+    }
+    let messages = inbox.take(40, now + LEASE);
+    let settle = |inbox: &mut Inbox, place: usize| {
+        let taken = inbox.take_lease(&messages[place].receipt, now).unwrap();
+        inbox.settle(&taken);
+    };
+    settle(&mut inbox, 39);
+    // The front gets on just in time, again and again.
+    let sent = (0..39).find(|&place| {
+        settle(&mut inbox, place);
+        let at = now + (ACK_WAIT / 2) * u32::try_from(place).unwrap();
+        inbox.frames(at, false).acks.iter().any(|frame| frame.tag == 40)
+    });
+    assert_eq!(sent, Some(20), "after ACK_WAIT_MAX");
 }
 
 #[test]
