@@ -224,12 +224,26 @@ async fn prepare_some<H: BatchHandler>(
         turn = processors.acquire() => turn.ok(),
     };
     let mut items = Vec::with_capacity(deliveries.len());
-    for delivery in deliveries {
+    let mut rest = deliveries.into_iter();
+    while let Some(delivery) = rest.next() {
         if turn.is_none() || shutdown.is_cancelled() {
             delivery.settle(Kind::HandBack).await;
             continue;
         }
-        let checked = AssertUnwindSafe(handler.prepare(&delivery.message)).catch_unwind().await;
+        let checked = {
+            let mut checking = std::pin::pin!(AssertUnwindSafe(handler.prepare(&delivery.message)).catch_unwind());
+            tokio::select! {
+                biased;
+                checked = &mut checking => checked,
+                // The others do not wait for this one to be given back.
+                () = shutdown.cancelled() => {
+                    for other in rest.by_ref() {
+                        other.settle(Kind::HandBack).await;
+                    }
+                    checking.await
+                }
+            }
+        };
         match checked.unwrap_or_else(|panic| Err(delivery.failed(&panic_reason(&*panic)))) {
             Ok(item) => items.push((delivery, item)),
             Err(outcome) => {
