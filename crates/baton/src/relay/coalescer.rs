@@ -49,8 +49,17 @@ impl<T: Send + 'static, R: Send + 'static> Coalescer<T, R> {
         F: Fn(Vec<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Vec<Result<R, StoreError>>> + Send + 'static,
     {
+        Self::with_patience(PATIENCE, write)
+    }
+
+    /// The same, where an item waits no longer than this for the others to be done.
+    pub fn with_patience<F, Fut>(patience: Duration, write: F) -> Self
+    where
+        F: Fn(Vec<T>) -> Fut + Send + 'static,
+        Fut: Future<Output = Vec<Result<R, StoreError>>> + Send + 'static,
+    {
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        tokio::spawn(gather(write, receiver));
+        tokio::spawn(gather(patience, write, receiver));
         Self { sender }
     }
 
@@ -63,7 +72,7 @@ impl<T: Send + 'static, R: Send + 'static> Coalescer<T, R> {
     }
 }
 
-async fn gather<T, R, F, Fut>(write: F, mut receiver: mpsc::Receiver<Waiting<T, R>>)
+async fn gather<T, R, F, Fut>(patience: Duration, write: F, mut receiver: mpsc::Receiver<Waiting<T, R>>)
 where
     T: Send + 'static,
     R: Send + 'static,
@@ -76,7 +85,7 @@ where
     let mut since = Instant::now();
     let mut open = true;
     while open || !group.is_empty() {
-        let late = since + PATIENCE;
+        let late = since + patience;
         if may_write(writes.len(), group.len(), Instant::now() >= late || !open) {
             // Nobody waits for these any more, and they have not been begun.
             group.retain(|waiting| !waiting.answer.is_closed());

@@ -13,7 +13,7 @@ use crate::stand::{Plan, Stand};
 use crate::watch::{Seen, Watch};
 
 /// What a killed process held is free again after seconds, and each unknown outcome is settled within a few more.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// The seed of every run that is not told another one.
 const SEED: u64 = 20_260_731;
 

@@ -63,7 +63,7 @@ impl MySqlStore {
             async move { save::save_many(&pool, &moves).await }
         });
         let getting = Arc::clone(&pool);
-        let gets = Coalescer::new(move |ids: Vec<TransactionId>| {
+        let gets = Coalescer::with_patience(get::PATIENCE, move |ids: Vec<TransactionId>| {
             let pool = Arc::clone(&getting);
             async move { get::get_many(&pool, &ids).await }
         });

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -17,6 +18,8 @@ use crate::relay::transaction::{Transaction, TransactionId};
 
 /// How many rows one statement reads: one may have hundreds of kilobytes.
 const ROWS_MAX: usize = 64;
+/// A read is soon done: whoever reads one row after the other hardly waits for those of others.
+pub(super) const PATIENCE: Duration = Duration::from_millis(1);
 
 type Found = Result<Option<Transaction>, StoreError>;
 
