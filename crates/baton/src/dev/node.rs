@@ -20,9 +20,11 @@ use super::{
     request::Request,
     signed::{Fees, Signed},
 };
+use crate::http::outgoing;
 
 /// For one question. Shorter than the real one's 10 s: a laptop's chain answers at once or not at all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The real one sends what cannot be estimated, with so much gas: a plain transfer, a token's, its `transferFrom`, others.
 const GAS_DEFAULTS: (u64, u64, u64, u64) = (21_000, 65_000, 80_000, 200_000);
 const NO_OP_GAS: u64 = 21_000;
@@ -69,7 +71,7 @@ pub(super) struct Offer {
 
 impl Node {
     pub(super) fn new(url: reqwest::Url) -> reqwest::Result<Self> {
-        let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).connect_timeout(ANSWER_TIMEOUT).build()?;
+        let client = outgoing::client(IDLE_TIMEOUT).timeout(ANSWER_TIMEOUT).build()?;
         Ok(Self { provider: ProviderBuilder::<_, _, Ethereum>::default().connect_reqwest(client, url) })
     }
 

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::call::{Call, parse_amount};
 use super::forward_request::{DOMAIN_VERSION, Signer};
 use crate::config::{ChainConfig, ForwarderConfig};
+use crate::http::outgoing;
 
 sol! {
     function nonces(address owner) external view returns (uint256);
@@ -78,7 +79,6 @@ pub enum Trial {
     Unclear(String),
 }
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest answer that is read: the code of a contract is the longest that is asked for.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -86,14 +86,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 impl Chain {
     /// The chain of the configuration; it is not asked anything yet.
     pub fn new(config: &ChainConfig) -> Result<Self, String> {
-        let http = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .tcp_nodelay(true)
-            .build()
-            .map_err(|error| format!("no HTTP client: {error}"))?;
+        let http = outgoing::client(IDLE_TIMEOUT).build().map_err(|error| format!("no HTTP client: {error}"))?;
         let url = Url::parse(config.rpc_url.expose()).map_err(|error| format!("RPC_URL: {error}"))?;
         let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
         Ok(Self { http, url, timeout: config.rpc_timeout, chain_id, forwarder, checked: AtomicBool::new(false) })

@@ -113,15 +113,16 @@ impl Consumer {
             return Ok(Outcome::Retry { after: WAIT, reason: "there is no such transaction".to_owned() });
         };
         match row.next_step() {
-            NextStep::Submit if expired(&row).is_some() => {
-                let reason = expired(&row).unwrap_or_default();
-                self.fail_unsent(row, &reason, false).await
+            NextStep::Submit => {
+                if let Some(reason) = expired(&row) {
+                    return self.fail_unsent(row, &reason, false).await;
+                }
+                match self.order.turn(&row).await? {
+                    Turn::Now(at) => self.submit(row, at, receives).await,
+                    Turn::Later(after, reason) => Ok(self.put_off(&row, after, reason, receives).await),
+                    Turn::Never(reason) => self.fail_unsent(row, &reason, false).await,
+                }
             }
-            NextStep::Submit => match self.order.turn(&row).await? {
-                Turn::Now(at) => self.submit(row, at, receives).await,
-                Turn::Later(after, reason) => Ok(self.put_off(&row, after, reason, receives).await),
-                Turn::Never(reason) => self.fail_unsent(row, &reason, false).await,
-            },
             NextStep::Follow if self.book.mode == Mode::Confirm => self.follow(id).await,
             NextStep::Follow | NextStep::Nothing => Ok(Outcome::Done),
             NextStep::Bury(reason) => Ok(Outcome::Dead { reason }),

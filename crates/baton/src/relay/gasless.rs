@@ -94,8 +94,12 @@ impl Gasless {
     /// 400: another transaction has the nonce.
     pub fn nonce_taken(&self, forward: &Forward, holder: TransactionId) -> Problem {
         let nonce = forward.gasless.request.nonce;
-        let mut problem =
-            invalid("request.nonce", &format!("{nonce} is taken by transaction {holder}: sign with the next"));
+        // Whoever had no answer and sends again must not be told to sign the same payment a second time.
+        let rule = format!(
+            "{nonce} is taken by transaction {holder}: if that is this request, follow it there; if it is another, sign \
+             with the next"
+        );
+        let mut problem = invalid("request.nonce", &rule);
         problem.more.push(("transactionId", json!(holder.to_string())));
         problem
     }

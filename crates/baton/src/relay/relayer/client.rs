@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::wire::{self, Dialect, Listed, Page, RelayerStatus};
 use crate::config::Secret;
+use crate::http::outgoing;
 use crate::relay::call::Call;
 use crate::relay::report::Report;
 use crate::relay::transaction::{RelayerTxId, RelayerUrl};
@@ -105,7 +106,6 @@ impl RelayerError {
 
 /// How long an idle connection is kept: less than relayers keep it, so that a request seldom meets a closing one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// One page of a relayer's transaction list.
 const PAGE_SIZE: usize = 500;
 /// The longest answer that is read: a page of the largest requests that we take, and as much again.
@@ -119,13 +119,8 @@ impl RelayerClient {
             .map_err(|_| "the API key has characters that cannot stand in a header".to_owned())?;
         bearer.set_sensitive(true);
         headers.insert(AUTHORIZATION, bearer);
-        let http = reqwest::Client::builder()
+        let http = outgoing::client(IDLE_TIMEOUT)
             .default_headers(headers)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .tcp_nodelay(true)
             .build()
             .map_err(|error| format!("no HTTP client: {error}"))?;
         let (base, wanted_id) = split_url(url);

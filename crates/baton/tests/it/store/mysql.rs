@@ -97,13 +97,7 @@ async fn concurrent_twins_create_one_transaction() {
                 keyed.flat_map(|keyed| [keyed, (row(1), None)]).collect()
             })
             .collect();
-        let stores = [&store, &other];
-        let accepts = batches.iter().enumerate().map(|(index, batch)| stores[index % 2].accept(batch));
-        let answers: Vec<Vec<_>> = join_all(accepts)
-            .await
-            .into_iter()
-            .map(|answers| answers.into_iter().map(Result::unwrap).collect())
-            .collect();
+        let answers = accept_at_once([&store, &other], &batches).await;
         for key in 0..10 {
             let name = format!("{round}-{key}");
             let of_key = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers));
@@ -122,6 +116,13 @@ async fn concurrent_twins_create_one_transaction() {
     assert_eq!(count(&schema).await, 5 * (10 + 80));
 }
 
+/// The batches at the same moment, by turns through two stores.
+async fn accept_at_once(stores: [&MySqlStore; 2], batches: &[Vec<NewTransaction>]) -> Vec<Vec<Accepted>> {
+    let accepts = batches.iter().enumerate().map(|(index, batch)| stores[index % 2].accept(batch));
+    let answers = join_all(accepts).await.into_iter();
+    answers.map(|answers| answers.into_iter().map(Result::unwrap).collect()).collect()
+}
+
 #[tokio::test]
 async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() {
     let schema = Schema::migrated().await;
@@ -136,13 +137,7 @@ async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() 
                 wanted.flat_map(|nonce| [(gasless_row(nonce), Some(key(nonce))), (row(1), None)]).collect()
             })
             .collect();
-        let stores = [&store, &other];
-        let accepts = batches.iter().enumerate().map(|(index, batch)| stores[index % 2].accept(batch));
-        let answers: Vec<Vec<_>> = join_all(accepts)
-            .await
-            .into_iter()
-            .map(|answers| answers.into_iter().map(Result::unwrap).collect())
-            .collect();
+        let answers = accept_at_once([&store, &other], &batches).await;
         let all: Vec<_> = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers)).collect();
         assert!(all.iter().all(|((row, _), answer)| row.forward.is_some() || **answer == Accepted::Now));
         for nonce in round * 10..round * 10 + 10 {
