@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
-use futures::{FutureExt, StreamExt};
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
+use futures::{FutureExt, StreamExt, stream};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -165,7 +165,8 @@ impl Pipeline {
         let (engine, desk, helpers) = Engine::start(self, batching.in_flight_max());
         let shares = batching.processors.max(1);
         let processors = Arc::new(Semaphore::new(shares));
-        let (prepared, gathering) = mpsc::channel(batching.processors.max(1));
+        // Every share holds a slot until it is gathered, so there is room for all of them.
+        let (in_order, gathering) = mpsc::channel(batching.in_flight_max());
         let mut gatherer = JoinSet::new();
         gatherer.spawn(gather(handler.clone(), batching, gathering));
         let mut preparing = JoinSet::new();
@@ -179,8 +180,11 @@ impl Pipeline {
             let share = received.len().div_ceil(shares);
             while !received.is_empty() {
                 let rest = received.split_off(share.min(received.len()));
-                let (handler, processors, prepared) = (handler.clone(), processors.clone(), prepared.clone());
-                preparing.spawn(prepare_some(handler, processors, received, prepared, shutdown.clone()));
+                let (done, share) = oneshot::channel();
+                // Closed only if the gatherer has panicked; then each share's messages come back when their leases end.
+                drop(in_order.try_send(share));
+                let (handler, processors) = (handler.clone(), processors.clone());
+                preparing.spawn(prepare_some(handler, processors, received, done, shutdown.clone()));
                 received = rest;
             }
         };
@@ -190,7 +194,7 @@ impl Pipeline {
             delivery.settle(Kind::HandBack).await;
         }
         // The last sender gone tells the gatherer to flush.
-        drop(prepared);
+        drop(in_order);
         let drained = async {
             while preparing.join_next().await.is_some() {}
             while gatherer.join_next().await.is_some() {}
@@ -209,13 +213,23 @@ async fn handle_one(handler: Arc<dyn Handler>, delivery: Delivery) {
     delivery.settle(outcome.into()).await;
 }
 
+/// Messages, each with what was made of it.
+type Prepared<I> = Vec<(Delivery, I)>;
+
+/// What one processor has prepared.
+struct Share<I> {
+    prepared: Prepared<I>,
+    /// Of a message that joins no batch: a share holds a slot even if it is empty.
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
 /// Prepares one processor's share of what came together, one after the other: a task for each message would cost more
 /// than most preparing does, and they would not stay in order.
 async fn prepare_some<H: BatchHandler>(
     handler: Arc<H>,
     processors: Arc<Semaphore>,
     deliveries: Vec<Delivery>,
-    prepared: mpsc::Sender<Vec<(Delivery, H::Item)>>,
+    done: oneshot::Sender<Share<H::Item>>,
     shutdown: CancellationToken,
 ) {
     let turn = tokio::select! {
@@ -223,9 +237,10 @@ async fn prepare_some<H: BatchHandler>(
         () = shutdown.cancelled() => None,
         turn = processors.acquire() => turn.ok(),
     };
-    let mut items = Vec::with_capacity(deliveries.len());
+    let mut prepared = Vec::with_capacity(deliveries.len());
+    let mut slot = None;
     let mut rest = deliveries.into_iter();
-    while let Some(delivery) = rest.next() {
+    while let Some(mut delivery) = rest.next() {
         if turn.is_none() || shutdown.is_cancelled() {
             delivery.settle(Kind::HandBack).await;
             continue;
@@ -245,22 +260,26 @@ async fn prepare_some<H: BatchHandler>(
             }
         };
         match checked.unwrap_or_else(|panic| Err(delivery.failed(&panic_reason(&*panic)))) {
-            Ok(item) => items.push((delivery, item)),
+            Ok(item) => prepared.push((delivery, item)),
             Err(outcome) => {
+                slot = delivery.slot.take();
                 delivery.engine.meters.handled_alone();
                 delivery.settle(outcome.into()).await;
             }
         }
     }
     // If the gatherer is gone the drain is over, and deliveries count as abandoned when they are dropped.
-    drop(prepared.send(items).await);
+    drop(done.send(Share { prepared, _slot: slot }));
 }
 
+/// Makes batches of the shares in the order in which they came, not in which they are prepared: a queue may need far
+/// fewer words for messages settled in its own order. A share that takes long keeps those after it waiting.
 async fn gather<H: BatchHandler>(
     handler: Arc<H>,
     options: BatchOptions,
-    mut prepared: mpsc::Receiver<Vec<(Delivery, H::Item)>>,
+    mut in_order: mpsc::Receiver<oneshot::Receiver<Share<H::Item>>>,
 ) {
+    let mut shares = std::pin::pin!(stream::poll_fn(|cx| in_order.poll_recv(cx)).then(|share| share));
     let batchers = Arc::new(Semaphore::new(options.batchers.max(1)));
     let mut handling = JoinSet::new();
     let mut batch = Batch::new(options.size, options.timeout);
@@ -269,11 +288,13 @@ async fn gather<H: BatchHandler>(
         let due = batch.due();
         let mut full = Vec::new();
         tokio::select! {
-            next = prepared.recv() => match next {
-                Some(entries) => {
+            next = shares.next() => match next {
+                Some(Ok(share)) => {
                     let now = Instant::now();
-                    full.extend(entries.into_iter().filter_map(|entry| batch.push(entry, now)));
+                    full.extend(share.prepared.into_iter().filter_map(|entry| batch.push(entry, now)));
                 }
+                // Its task was aborted at the end of the drain.
+                Some(Err(_)) => {}
                 None => {
                     open = false;
                     full.extend(batch.flush());
@@ -295,7 +316,7 @@ async fn gather<H: BatchHandler>(
 
 async fn handle_batch<H: BatchHandler>(
     handler: Arc<H>,
-    entries: Vec<(Delivery, H::Item)>,
+    entries: Prepared<H::Item>,
     _turn: Option<OwnedSemaphorePermit>,
 ) {
     let started = Instant::now();
@@ -344,7 +365,7 @@ struct Delivery {
     desk: Desk,
     handed_in: bool,
     /// Freed when the delivery is dropped.
-    _slot: Option<OwnedSemaphorePermit>,
+    slot: Option<OwnedSemaphorePermit>,
 }
 
 impl Delivery {
@@ -517,7 +538,7 @@ impl Engine {
             engine.meters.received();
             let key = engine.leases.hold(&message);
             let slot = slots.split(1);
-            Delivery { message, key, engine: engine.clone(), desk: desk.clone(), handed_in: false, _slot: slot }
+            Delivery { message, key, engine: engine.clone(), desk: desk.clone(), handed_in: false, slot }
         })
     }
 

@@ -319,15 +319,18 @@ impl Queue for RabbitMqQueue {
             let mut arrived = std::pin::pin!(shared.arrived.notified());
             arrived.as_mut().enable();
             let now = Instant::now();
-            let connected = {
+            let (connected, gathers_until) = {
                 let mut inbox = lock(&shared.inbox);
-                let messages = inbox.take(max, lease_end(now, shared.options.queue.lease));
-                if !messages.is_empty() {
-                    drop(inbox);
-                    shared.changed.notify_one();
-                    return Ok(messages);
+                let gathers_until = inbox.gathers_until(max, now).filter(|until| *until < deadline);
+                if gathers_until.is_none() {
+                    let messages = inbox.take(max, now, shared.options.queue.lease);
+                    if !messages.is_empty() {
+                        drop(inbox);
+                        shared.changed.notify_one();
+                        return Ok(messages);
+                    }
                 }
-                inbox.connected()
+                (inbox.connected(), gathers_until)
             };
             if !connected && now >= give_up_at {
                 return Err(not_connected());
@@ -336,9 +339,10 @@ impl Queue for RabbitMqQueue {
                 return Ok(Vec::new());
             }
             asking.get_or_insert_with(|| Asking::new(shared, max));
+            let look_again = gathers_until.unwrap_or(if connected { deadline } else { give_up_at });
             tokio::select! {
                 () = arrived => {}
-                () = tokio::time::sleep_until(if connected { deadline } else { give_up_at }) => {}
+                () = tokio::time::sleep_until(look_again) => {}
             }
         }
     }

@@ -30,8 +30,6 @@ const MEMORY_MAX: f64 = 95.0;
 /// Messages in one send, and sends under way while the queue is filled.
 const SEND_MESSAGES: usize = 1000;
 const SENDS_MAX: usize = 4;
-/// Messages of a measurement of the raw queue, at most: more say nothing new.
-const DRAINED_MAX: usize = 100_000;
 /// No row in so long: something is wrong.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
@@ -86,7 +84,6 @@ async fn on_servers(bench: &UsersBench, directory: &Directory, place: &Place) ->
         return bad::run(&*open(&vars(&place.new_queues())).await?.store, bench.rounds).await;
     }
     let all: Arc<[User]> = users(bench.messages.max(1)).into();
-    let few = &all[..all.len().min(DRAINED_MAX)];
     // Whoever opens it first brings the schema.
     fill(&vars(&place.new_queues()), &[]).await?;
     let mut copies = RawWrites::new(&place.database_url, How::Copy);
@@ -103,9 +100,10 @@ async fn on_servers(bench: &UsersBench, directory: &Directory, place: &Place) ->
         for connections in [1, 2] {
             say("filling a queue for the raw consume + acknowledge");
             let queues = place.new_queues();
-            fill(&vars(&queues), few).await?;
+            // All of them: the longer its queue, the longer the broker pauses now and then.
+            fill(&vars(&queues), &all).await?;
             let queue = format!("{queues}_queue");
-            best = best.max(consume_rate(&place.rabbitmq_url, &queue, few.len() as u64, connections).await?);
+            best = best.max(consume_rate(&place.rabbitmq_url, &queue, all.len() as u64, connections).await?);
         }
         consumed.push(best);
         say("filling the queue");
@@ -141,7 +139,6 @@ async fn embedded(bench: &UsersBench, directory: &Directory) -> anyhow::Result<R
         return bad::run(&*open(&vars_in(directory)).await?.store, bench.rounds).await;
     }
     let all = users(bench.messages.max(1));
-    let few = &all[..all.len().min(DRAINED_MAX)];
     let (mut inserted, mut drained) = (Vec::new(), Vec::new());
     let mut done = Runs::default();
     for round in 1..=bench.rounds.max(1) {
@@ -156,8 +153,8 @@ async fn embedded(bench: &UsersBench, directory: &Directory) -> anyhow::Result<R
         }
         inserted.push(all.len() as f64 / started.elapsed().as_secs_f64());
         say("the queue by itself");
-        fill(&vars_in(&apart), few).await?;
-        drained.push(drain(&*queue, few.len()).await?);
+        fill(&vars_in(&apart), &all).await?;
+        drained.push(drain(&*queue, all.len()).await?);
         say("filling the queue");
         fill(&vars_in(&fresh), &all).await?;
         say("one users-consumer");

@@ -22,6 +22,10 @@ const ACK_WAIT: Duration = Duration::from_millis(100);
 /// And how long while it does get on.
 const ACK_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// How long messages wait for others after some were taken, unless there are as many as are asked for: to take a few at
+/// a time costs several times as much. The first after a pause do not wait.
+const TAKE_PAUSE: Duration = Duration::from_millis(2);
+
 /// A delivery that is not settled yet.
 #[derive(Debug, Clone)]
 pub(super) struct Held {
@@ -50,6 +54,8 @@ pub(super) struct Inbox {
     last_token: u64,
     /// Delivered, not asked for.
     buffer: BTreeMap<u64, Held>,
+    /// When some were taken last.
+    taken_at: Option<Instant>,
     leases: HashMap<u64, (Instant, Held)>,
     ends: BTreeSet<(Instant, u64)>,
     /// Every delivery that was not acknowledged yet, with the consumer it came to.
@@ -142,9 +148,23 @@ impl Inbox {
         }
     }
 
-    /// Up to `max` messages, oldest first, each leased until `until`.
-    pub(super) fn take(&mut self, max: usize, until: Instant) -> Vec<Message> {
+    /// Until when fewer messages than `wanted` wait for others, if they do.
+    pub(super) fn gathers_until(&self, wanted: usize, now: Instant) -> Option<Instant> {
+        self.taken_at.map(|at| at + TAKE_PAUSE).filter(|until| now < *until && self.buffer.len() < wanted)
+    }
+
+    /// Whether those who wait should look again.
+    pub(super) fn worth_telling(&self, now: Instant) -> bool {
+        !self.buffer.is_empty() && self.gathers_until(self.demand, now).is_none()
+    }
+
+    /// Up to `max` messages, oldest first, each leased for so long.
+    pub(super) fn take(&mut self, max: usize, now: Instant, lease: Duration) -> Vec<Message> {
+        let until = lease_end(now, lease);
         let mut messages = Vec::new();
+        if !self.buffer.is_empty() {
+            self.taken_at = Some(now);
+        }
         while messages.len() < max {
             let Some((_, held)) = self.buffer.pop_first() else { break };
             self.last_token += 1;

@@ -93,7 +93,9 @@ impl Intake<'_> {
         if let Some((number, Some(delivery))) = next {
             self.arrive(number, delivery?);
         }
-        self.shared.arrived.notify_waiters();
+        if lock(&self.shared.inbox).worth_telling(Instant::now()) {
+            self.shared.arrived.notify_waiters();
+        }
         Ok(())
     }
 
