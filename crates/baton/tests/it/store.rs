@@ -72,6 +72,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
     last.version += 1;
     last.confirmed_at = Some(Timestamp(1_700_000_000_123));
     last.hash = Some(format!("0x{}", "ab".repeat(32)));
+    last.block_number = Some(u64::from(u32::MAX) + 7);
     last.result = Some(json!({ "hash": "0x1", "nested": [1, u64::MAX, "é", null] }));
     last.avoid = Some(RelayerUrl("http://r2".into()));
     (last.attempts, last.reroutes, last.replays, last.auto_replayed) = (1, 2, 3, true);
@@ -165,6 +166,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
         gas_limit: None,
         created_at: None,
         confirmed_at: None,
+        block_number: None,
         raw: json!({ "nonce": null }),
     };
     let now = Timestamp::now();
