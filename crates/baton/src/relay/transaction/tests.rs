@@ -404,7 +404,8 @@ fn only_what_has_ended_on_the_chain_has_a_block_to_be_asked_for() {
         let said = report(status, signed, reason, "0x01");
         verdict(row.report(&said, Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS)).unwrap().transaction
     };
-    let bind = |row: &Transaction| row.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(1), &CLOCKS);
+    let bind =
+        |row: &Transaction| row.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(1), &CLOCKS);
     let bound = bind(&claimed(Timestamp(0))).unwrap().transaction;
     let mined = word(&bound, ReportedStatus::Open(Progress::Mined), true, "");
     assert!(mined.hash.is_some() && !mined.lacks_block(), "it is not final");
