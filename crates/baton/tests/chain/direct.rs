@@ -112,13 +112,15 @@ async fn dev_with_a_chain_prints_a_curl_that_moves_ether() {
     let accepted: Value = serde_json::from_slice(&out.stdout).unwrap();
     let id = accepted["transactionId"].as_str().unwrap();
     let http = harness::http_client();
-    let end = eventually(SOON, "the transaction to be confirmed", || async {
+    let end = eventually(SOON, "the transaction to be confirmed in a block", || async {
         let status = http.get(format!("{base}/api/v1/relay/status/{id}")).header("x-api-key", "dev-key");
         let (_, body) = answer(status).await;
-        (body["status"] == "confirmed").then_some(body)
+        (body["status"] == "confirmed" && body["block_number"].is_u64()).then_some(body)
     })
     .await;
-    assert!(chain.receipt(end["hash"].as_str().unwrap()).await.expect("the chain knows the hash").status());
+    let receipt = chain.receipt(end["hash"].as_str().unwrap()).await.expect("the chain knows the hash");
+    assert!(receipt.status());
+    assert_eq!(end["block_number"], json!(receipt.block_number));
     dev.sigterm().unwrap();
     assert_eq!(dev.wait_exit(SOON).await.unwrap().code(), Some(0), "{}", dev.output());
 }
