@@ -1,4 +1,4 @@
-//! The chain's variables: what gasless transactions and the pre-flight need. Neither is on unless asked for, and what
+//! The chain's variables: what gasless transactions, the pre-flight and a status's block need. Neither is on unless asked for, and what
 //! is asked for by halves is refused at the start.
 
 use std::time::Duration;
@@ -38,7 +38,11 @@ pub struct ForwarderConfig {
 
 /// The variables, in the order of the documentation.
 pub(super) const VARIABLES: &[Variable] = &[
-    var("RPC_URL", "", "the chain's JSON-RPC endpoint; gasless transactions and the pre-flight need it"),
+    var(
+        "RPC_URL",
+        "",
+        "the chain's JSON-RPC endpoint; gasless transactions, the pre-flight and a status's block need it",
+    ),
     var("RPC_TIMEOUT_MS", "5000", "how long one question to it may take"),
     var("CHAIN_ID", "", "the id that the chain must have; gasless transactions need it"),
     var("FORWARDER_ADDRESS", "", "the ERC2771Forwarder; unset: gasless transactions are off"),

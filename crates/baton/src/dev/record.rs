@@ -182,7 +182,7 @@ impl Record {
         }
     }
 
-    /// What it is on the chain. The block is ours alone: the real one does not tell it.
+    /// What it is on the chain. Its block is not told, as at the real one.
     fn view_on_chain<'a>(&'a self, identity: &'a Identity, chain: &'a OnChain) -> View<'a> {
         let signed = chain.signed.as_ref();
         let fees = signed.map(|signed| signed.fees);
@@ -204,7 +204,6 @@ impl Record {
                 .or(eip1559.map(|fees| fees.1))
                 .map(|fee| fee.to_string()),
             signature: signed.map(|signed| Signature::of(signed.r, signed.s, signed.v)),
-            block_number: chain.block,
             ..self.view_at(identity, chain.status)
         }
     }
@@ -245,7 +244,6 @@ impl Record {
             signature: signed.then(|| Signature::made_up(&self.hash)),
             speed: self.request.speed,
             is_canceled: false,
-            block_number: None,
         }
     }
 }
@@ -276,8 +274,6 @@ pub(super) struct View<'a> {
     signature: Option<Signature<'a>>,
     speed: Option<Speed>,
     is_canceled: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    block_number: Option<u64>,
 }
 
 #[derive(Serialize)]

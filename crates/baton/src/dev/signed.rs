@@ -15,9 +15,6 @@ pub(super) struct OnChain {
     /// Once it has a nonce. What is sent is always these bytes, however often.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) signed: Option<Signed>,
-    /// Where it was mined, well or not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) block: Option<u64>,
     /// Nanoseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) confirmed_at: Option<i64>,
@@ -70,7 +67,7 @@ impl Signed {
 
 impl OnChain {
     pub(super) fn accepted() -> Self {
-        Self { status: Status::Pending, reason: None, signed: None, block: None, confirmed_at: None }
+        Self { status: Status::Pending, reason: None, signed: None, confirmed_at: None }
     }
 
     /// With a nonce and a signature. One that lost its nonce to a stranger keeps its status and gets another.
@@ -83,11 +80,11 @@ impl OnChain {
         Self { status: self.status.max(Status::Submitted), ..self.clone() }
     }
 
-    pub(super) fn confirmed(&self, block: Option<u64>, now: i64) -> Self {
-        Self { status: Status::Confirmed, block, confirmed_at: Some(now), ..self.clone() }
+    pub(super) fn confirmed(&self, now: i64) -> Self {
+        Self { status: Status::Confirmed, confirmed_at: Some(now), ..self.clone() }
     }
 
-    pub(super) fn failed(&self, reason: String, block: Option<u64>) -> Self {
-        Self { status: Status::Failed, reason: Some(reason), block, ..self.clone() }
+    pub(super) fn failed(&self, reason: String) -> Self {
+        Self { status: Status::Failed, reason: Some(reason), ..self.clone() }
     }
 }

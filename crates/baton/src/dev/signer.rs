@@ -204,7 +204,7 @@ impl Relayer {
         let offer = match signer.node.offer(signer.address, &record.request, spoken_for).await? {
             Ok(offer) => offer,
             Err(reason) => {
-                self.advance(&record, |chain| chain.failed(reason, None)).await?;
+                self.advance(&record, |chain| chain.failed(reason)).await?;
                 self.book().unsigned.remove(&number);
                 return Ok(());
             }
@@ -218,7 +218,7 @@ impl Relayer {
             Ok(signed) => signed,
             Err(error) => {
                 let reason = format!("Transaction could not be signed: {error}");
-                self.advance(&record, |chain| chain.failed(reason, None)).await?;
+                self.advance(&record, |chain| chain.failed(reason)).await?;
                 self.book().unsigned.remove(&number);
                 return Ok(());
             }

@@ -244,6 +244,7 @@ pub fn show(row: &Transaction) -> Value {
         "status": row.status.name(),
         "hash": row.hash,
         "transactionHash": row.hash,
+        "block_number": row.block_number,
         "createdAt": row.created_at,
         "updatedAt": row.updated_at,
         "confirmedAt": row.confirmed_at,

@@ -1,7 +1,9 @@
-//! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, what has code, and how a call would end.
+//! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, what has code, how a call would end, and which
+//! block a transaction is in.
 //!
 //! Nothing is asked before somebody needs an answer, so that a service starts while the chain is away. The first
-//! answers about the forwarder come only after the chain and the forwarder are found to be those of the configuration.
+//! answers come only after the chain, and for the forwarder's sake the forwarder, are found to be those of the
+//! configuration.
 //! Nothing is tried twice here: whoever asks decides what no answer means.
 
 pub mod revert;
@@ -9,7 +11,7 @@ pub mod revert;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use alloy_primitives::{Address, Bytes, U256};
+use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{SolCall, sol};
 use reqwest::Url;
 use serde_json::{Value, json};
@@ -17,6 +19,7 @@ use tokio::time::timeout;
 
 use super::call::{Call, parse_amount};
 use super::forward_request::{DOMAIN_VERSION, Signer};
+use super::relayer::wire::BLOCK_NUMBER_MAX;
 use crate::config::{ChainConfig, ForwarderConfig};
 use crate::http::outgoing;
 
@@ -37,6 +40,8 @@ pub struct Chain {
     forwarder: Option<ForwarderConfig>,
     /// Whether it was found to be the configured one.
     checked: AtomicBool,
+    /// Whether the forwarder was.
+    forwarder_checked: AtomicBool,
 }
 
 /// Why there is no answer.
@@ -89,7 +94,8 @@ impl Chain {
         let http = outgoing::client(IDLE_TIMEOUT).build().map_err(|error| format!("no HTTP client: {error}"))?;
         let url = Url::parse(config.rpc_url.expose()).map_err(|error| format!("RPC_URL: {error}"))?;
         let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
-        Ok(Self { http, url, timeout: config.rpc_timeout, chain_id, forwarder, checked: AtomicBool::new(false) })
+        let (checked, forwarder_checked) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { http, url, timeout: config.rpc_timeout, chain_id, forwarder, checked, forwarder_checked })
     }
 
     /// A signer's next nonce, as the forwarder counts them.
@@ -124,8 +130,31 @@ impl Chain {
         }
     }
 
+    /// The number of the block that a transaction is in; `None` if the chain has no receipt of it.
+    pub async fn block_of(&self, hash: B256) -> Result<Option<u64>, ChainError> {
+        self.check_chain().await?;
+        let receipt = self.ask("eth_getTransactionReceipt", json!([hash.to_string()])).await?;
+        // Some nodes have a receipt of what is not in a block yet.
+        let Some(number) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
+        let number = number.as_str().and_then(parse_amount).and_then(|number| u64::try_from(number).ok());
+        let number = number.filter(|number| *number <= BLOCK_NUMBER_MAX);
+        number.map(Some).ok_or(ChainError::Unreadable("the receipt's block"))
+    }
+
     /// Finds out, once, whether chain and forwarder are those of the configuration.
     async fn check(&self) -> Result<(), ChainError> {
+        self.check_chain().await?;
+        if self.forwarder_checked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(forwarder) = &self.forwarder {
+            self.check_forwarder(forwarder).await?;
+        }
+        self.forwarder_checked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn check_chain(&self) -> Result<(), ChainError> {
         if self.checked.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -137,9 +166,6 @@ impl Chain {
                     "CHAIN_ID is {wanted}, but the chain at RPC_URL has the id {found}"
                 )));
             }
-        }
-        if let Some(forwarder) = &self.forwarder {
-            self.check_forwarder(forwarder).await?;
         }
         self.checked.store(true, Ordering::Relaxed);
         Ok(())

@@ -22,6 +22,7 @@ use super::reconciler::{Reconciler, ReconcilerSettings};
 use super::relayer::client::RelayerClient;
 use super::relayer::pool::Pool;
 use super::status::StatusLookup;
+use super::status::block::Blocks;
 use super::transaction::ConsumerId;
 use super::webhook::{self, WebhookState};
 use crate::config::{Config, RelayConfig};
@@ -80,7 +81,9 @@ impl Lane {
         let timeout = (self.request_timeout / 2).min(Duration::from_secs(10))
             - Duration::from_millis(10).min(self.request_timeout / 4);
         let intake = Intake::new(self.engine.way(), Arc::clone(&self.book), timeout);
-        let lookup = StatusLookup::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.config.health_timeout);
+        let (book, pool) = (Arc::clone(&self.book), Arc::clone(&self.pool));
+        let blocks = self.chain.clone().map(|chain| Blocks::new(chain, Arc::clone(&book), self.request_timeout));
+        let lookup = StatusLookup::new(book, pool, blocks, self.config.health_timeout);
         let forwarder = self.config.chain.as_ref().and_then(|chain| chain.forwarder.clone());
         let gasless = self.chain.as_ref().zip(forwarder);
         let gasless =

@@ -39,6 +39,8 @@ pub struct Report {
     pub created_at: Option<Timestamp>,
     /// When the chain confirmed it.
     pub confirmed_at: Option<Timestamp>,
+    /// The block that the hash is in, where the dialect carries it.
+    pub block_number: Option<u64>,
     /// All of it, as told.
     pub raw: Value,
 }
@@ -129,6 +131,7 @@ impl Transaction {
                 };
                 next.result = (mode == Mode::Confirm).then(|| report.raw.clone());
                 next.confirmed_at = Some(report.confirmed_at.unwrap_or(now));
+                next.block_number = report.block_number;
                 next.check_at = None;
                 let detail = format!("hash {}", next.hash.as_deref().unwrap_or("unknown"));
                 Verdict::Move(Box::new(moved(next, "confirmed", detail)))
@@ -213,6 +216,7 @@ impl Transaction {
     fn ended_badly(&self, report: &Report, reason: &str, mode: Mode, now: Timestamp) -> Moved {
         let mut next = self.with_report(report, now);
         next.result = (mode == Mode::Confirm).then(|| report.raw.clone());
+        next.block_number = report.block_number;
         failed(next, FailedBy::Relayer, reason)
     }
 
@@ -328,6 +332,7 @@ mod tests {
             gas_limit: None,
             created_at: None,
             confirmed_at: Some(Timestamp(99)),
+            block_number: None,
             raw: json!({ "all": "of it" }),
         }
     }
@@ -344,6 +349,15 @@ mod tests {
         let row = after(&submitted(), &word(ReportedStatus::Confirmed));
         assert_eq!((row.status, row.hash.as_deref()), (Status::Confirmed, Some(HASH)));
         assert_eq!((row.confirmed_at, row.check_at, row.result), (Some(Timestamp(99)), None, None));
+    }
+
+    #[test]
+    fn a_block_that_the_relayer_tells_is_kept_at_the_end_and_not_before() {
+        let told = |status| Report { block_number: Some(12), ..word(status) };
+        let row = after(&submitted(), &told(ReportedStatus::Open(Progress::Mined)));
+        assert_eq!(row.block_number, None, "it may still be another");
+        assert_eq!(after(&row, &told(ReportedStatus::Confirmed)).block_number, Some(12));
+        assert_eq!(after(&row, &told(ReportedStatus::Failed)).block_number, Some(12), "it reverted there");
     }
 
     #[test]

@@ -215,6 +215,7 @@ mod tests {
             gas_limit: Some(60000),
             created_at: Some(Timestamp(at)),
             confirmed_at: None,
+            block_number: None,
             raw: json!({}),
         }
     }

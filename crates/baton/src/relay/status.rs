@@ -1,5 +1,8 @@
 //! The status in three tiers: the cache, the database, the relayers. What the third tier finds is stored,
-//! unless it may be the very record that a submission in doubt is looking for.
+//! unless it may be the very record that a submission in doubt is looking for. With a chain to ask, the block of what
+//! has ended is found out on the way ([`block`]).
+
+pub mod block;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,56 +21,68 @@ use super::report::{Report, Source};
 use super::store::StoreError;
 use super::transaction::{Binding, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
+use block::Blocks;
 
 /// Looks transactions up.
 pub struct StatusLookup {
     book: Arc<Book>,
     pool: Arc<Pool>,
     timeout: Duration,
-    /// Ids that no tier knew, for a moment: a client that polls a wrong id does not make us ask every relayer.
-    unknown: Mutex<HashMap<TransactionId, Instant>>,
+    /// Ids that no tier knew: a client that polls a wrong id does not make us ask every relayer.
+    unknown: Lately,
+    blocks: Option<Blocks>,
 }
 
 const UNKNOWN_FOR: Duration = Duration::from_secs(5);
-const UNKNOWN_MAX: usize = 10_000;
 /// More claims than this in doubt at once, and nothing is stored from the third tier.
 const CLAIMS_COMPARED_MAX: usize = 1000;
 
 impl StatusLookup {
-    /// A lookup over these tiers.
-    pub fn new(book: Arc<Book>, pool: Arc<Pool>, timeout: Duration) -> Self {
-        Self { book, pool, timeout, unknown: Mutex::new(HashMap::new()) }
+    /// A lookup over these tiers; with blocks, if there is a chain to ask.
+    pub fn new(book: Arc<Book>, pool: Arc<Pool>, blocks: Option<Blocks>, timeout: Duration) -> Self {
+        Self { book, pool, timeout, unknown: Lately::new(UNKNOWN_FOR), blocks }
     }
 
-    /// The transaction, from the nearest tier that knows it.
+    /// The transaction, from the nearest tier that knows all of it.
     pub async fn find(&self, id: TransactionId) -> Result<Option<Value>, StoreError> {
-        if let Some(shown) = self.book.cache.get(id).await {
+        // Kept by somebody who did not know the block: the database may know better by now.
+        let all = |shown: &Value| self.blocks.is_none() || !block::may_lack_block(shown);
+        if let Some(shown) = self.book.cache.get(id).await.filter(all) {
             counter!("baton_status_total", "tier" => "cache").increment(1);
             return Ok(Some(shown));
         }
+        let Some(row) = self.find_row(id).await? else { return Ok(None) };
+        let row = match &self.blocks {
+            Some(blocks) => blocks.complete(row).await,
+            None => row,
+        };
+        Ok(Some(api::show(&row)))
+    }
+
+    async fn find_row(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
         if let Some(row) = self.book.store.get(id).await? {
             self.keep(&row);
             counter!("baton_status_total", "tier" => "database").increment(1);
-            return Ok(Some(api::show(&row)));
+            return Ok(Some(row));
         }
-        if self.is_known_unknown(id) {
+        if self.unknown.has(id) {
             return Ok(None);
         }
         // Clients of the old synchronous service hold relayers' ids; those are UUIDs too.
         let tx_id = RelayerTxId(id.to_string());
         if let Some(row) = self.book.store.find_bound(&tx_id).await? {
             counter!("baton_status_total", "tier" => "database").increment(1);
-            return Ok(Some(api::show(&row)));
+            return Ok(Some(row));
         }
         let found = self.ask_relayers(id, &tx_id).await?;
         match &found {
             Some(_) => counter!("baton_status_total", "tier" => "relayer").increment(1),
             None => {
                 counter!("baton_status_total", "tier" => "none").increment(1);
-                self.remember_unknown(id);
+                self.unknown.add(id);
             }
         }
-        Ok(found.as_ref().map(api::show))
+        Ok(found)
     }
 
     async fn ask_relayers(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
@@ -98,24 +113,41 @@ impl StatusLookup {
         Ok(Some(row))
     }
 
+    /// Keeps what cannot change any more. With a chain to ask, a block may still come.
     fn keep(&self, row: &Transaction) {
-        if let Some(entry) = api::entry(row) {
+        let complete = self.blocks.is_none() || block::hash_without_block(row).is_none();
+        if complete && let Some(entry) = api::entry(row) {
             self.book.cache.put(entry);
         }
     }
+}
 
-    fn is_known_unknown(&self, id: TransactionId) -> bool {
-        let unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-        unknown.get(&id).is_some_and(|at| at.elapsed() < UNKNOWN_FOR)
+/// Ids that were asked for in vain, for a moment.
+struct Lately {
+    lasts: Duration,
+    since: Mutex<HashMap<TransactionId, Instant>>,
+}
+
+impl Lately {
+    /// How many ids are remembered at most.
+    const IDS_MAX: usize = 10_000;
+
+    fn new(lasts: Duration) -> Self {
+        Self { lasts, since: Mutex::default() }
     }
 
-    fn remember_unknown(&self, id: TransactionId) {
-        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-        if unknown.len() >= UNKNOWN_MAX {
-            unknown.retain(|_, at| at.elapsed() < UNKNOWN_FOR);
+    fn has(&self, id: TransactionId) -> bool {
+        let since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.get(&id).is_some_and(|at| at.elapsed() < self.lasts)
+    }
+
+    fn add(&self, id: TransactionId) {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.len() >= Self::IDS_MAX {
+            since.retain(|_, at| at.elapsed() < self.lasts);
         }
-        if unknown.len() < UNKNOWN_MAX {
-            unknown.insert(id, Instant::now());
+        if since.len() < Self::IDS_MAX {
+            since.insert(id, Instant::now());
         }
     }
 }

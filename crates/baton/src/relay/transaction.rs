@@ -277,6 +277,8 @@ pub struct Transaction {
     pub confirmed_at: Option<Timestamp>,
     /// The chain's hash: only a relayer's report sets it.
     pub hash: Option<String>,
+    /// The block that the hash is in, once a relayer or the chain has said so; only of what has ended.
+    pub block_number: Option<u64>,
     /// The relayer's own address.
     pub from: Option<String>,
     /// The claim, while somebody is or may be submitting it.
@@ -445,6 +447,7 @@ impl Transaction {
             updated_at: now,
             confirmed_at: None,
             hash: None,
+            block_number: None,
             from: None,
             claim: None,
             binding: None,
@@ -811,6 +814,27 @@ impl Transaction {
         let mut next = self.next(now);
         next.claim = None;
         Ok(failed(next, FailedBy::Operator, "given up by an operator"))
+    }
+
+    /// Whether the chain may know a block that we do not: it has ended there, by all that its relayer said.
+    pub fn lacks_block(&self) -> bool {
+        let ended_there = match self.status {
+            Status::Confirmed | Status::Success => true,
+            // Reverted, or something else stands in its place; if it never got there, the chain says so.
+            Status::Failed => self.failed_by == Some(FailedBy::Relayer),
+            Status::Pending | Status::Submitted => false,
+        };
+        ended_there && self.hash.is_some() && self.block_number.is_none()
+    }
+
+    /// The chain says which block this hash is in. That is only a reading: the transaction itself has not moved.
+    pub fn in_block(&self, hash: &str, block_number: u64) -> Result<Moved, Refused> {
+        if !self.lacks_block() || self.hash.as_deref() != Some(hash) {
+            return Err(Refused::NotPossible("its block is known, or nobody asked for it"));
+        }
+        let mut next = self.next(self.updated_at);
+        next.block_number = Some(block_number);
+        Ok(Moved { transaction: next, steps: Vec::new() })
     }
 
     /// The one gate for operators: a claim in doubt, or a relayer that has forgotten it.

@@ -28,6 +28,7 @@ async fn a_token_transfer_and_a_plain_transfer_are_executed_and_confirmed() {
         assert_eq!(receipt.to, Some(to));
         assert!(stand.keys.iter().any(|key| key.address() == receipt.from), "{end}");
         assert_eq!(end["from"].as_str().unwrap().parse(), Ok(receipt.from));
+        assert_eq!(stand.until_block(id).await["block_number"], json!(receipt.block_number));
     }
     assert_eq!(contracts.tokens(friend).await, U256::from(5));
     assert_eq!(chain.balance(friend).await, U256::from(1_000_000_000_000_000_001_u64));
@@ -35,14 +36,15 @@ async fn a_token_transfer_and_a_plain_transfer_are_executed_and_confirmed() {
 }
 
 #[tokio::test]
-async fn in_confirm_mode_the_result_has_the_receipts_block() {
+async fn in_confirm_mode_the_status_has_the_receipts_block_too() {
     let chain = Chain::shared();
     let stand = Plan::on(&chain).env("RELAY_MODE", "confirm").start().await;
     let friend = new_key().address();
     let id = stand.send(friend, U256::from(7), &[]).await;
     let end = stand.until_status(&id, "success").await;
     let receipt = chain.receipt(end["hash"].as_str().unwrap()).await.expect("the chain knows the hash");
-    assert_eq!(end["result"]["block_number"], json!(receipt.block_number), "{end}");
+    assert_eq!(end["result"].get("block_number"), None, "the relayer does not tell it: {end}");
+    assert_eq!(stand.until_block(&id).await["block_number"], json!(receipt.block_number));
     assert_eq!(chain.balance(friend).await, U256::from(7));
 }
 
@@ -63,6 +65,7 @@ async fn a_reverting_call_fails_with_the_contracts_reason() {
         assert!(message.contains("reverted") && message.contains(reason), "{end}");
         let receipt = chain.receipt(end["hash"].as_str().unwrap()).await.expect("the chain knows the hash");
         assert!(!receipt.status());
+        assert_eq!(stand.until_block(&id).await["block_number"], json!(receipt.block_number));
     }
 }
 
@@ -109,13 +112,15 @@ async fn dev_with_a_chain_prints_a_curl_that_moves_ether() {
     let accepted: Value = serde_json::from_slice(&out.stdout).unwrap();
     let id = accepted["transactionId"].as_str().unwrap();
     let http = harness::http_client();
-    let end = eventually(SOON, "the transaction to be confirmed", || async {
+    let end = eventually(SOON, "the transaction to be confirmed in a block", || async {
         let status = http.get(format!("{base}/api/v1/relay/status/{id}")).header("x-api-key", "dev-key");
         let (_, body) = answer(status).await;
-        (body["status"] == "confirmed").then_some(body)
+        (body["status"] == "confirmed" && body["block_number"].is_u64()).then_some(body)
     })
     .await;
-    assert!(chain.receipt(end["hash"].as_str().unwrap()).await.expect("the chain knows the hash").status());
+    let receipt = chain.receipt(end["hash"].as_str().unwrap()).await.expect("the chain knows the hash");
+    assert!(receipt.status());
+    assert_eq!(end["block_number"], json!(receipt.block_number));
     dev.sigterm().unwrap();
     assert_eq!(dev.wait_exit(SOON).await.unwrap().code(), Some(0), "{}", dev.output());
 }

@@ -1,5 +1,7 @@
-//! A node that can be deaf or dumb where it matters: only what sends a transaction is held back, or loses its answer.
+//! A node that can be deaf or dumb where it matters: only what sends a transaction is held back, or loses its answer. It
+//! counts what it is asked.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -36,6 +38,8 @@ struct Inner {
     sends: Mutex<Sends>,
     /// Bodies of sends, whatever became of them.
     seen: Mutex<Vec<String>>,
+    /// How often each method came by.
+    asked: Mutex<BTreeMap<String, usize>>,
 }
 
 impl Gate {
@@ -47,6 +51,7 @@ impl Gate {
             http: harness::http_client(),
             sends: Mutex::new(Sends::Pass),
             seen: Mutex::default(),
+            asked: Mutex::default(),
         });
         let router = Router::new().route("/", post(pass)).with_state(Arc::clone(&state));
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -59,6 +64,11 @@ impl Gate {
 
     pub fn set(&self, sends: Sends) {
         *self.state.sends.lock().unwrap() = sends;
+    }
+
+    /// How often it was asked that.
+    pub fn asked(&self, method: &str) -> usize {
+        self.state.asked.lock().unwrap().get(method).copied().unwrap_or_default()
     }
 
     /// The signed transactions that came by, each once.
@@ -78,7 +88,9 @@ impl Drop for Gate {
 
 async fn pass(State(gate): State<Arc<Inner>>, body: Bytes) -> Response {
     let question: serde_json::Value = serde_json::from_slice(&body).unwrap();
-    let is_send = question["method"] == "eth_sendRawTransaction";
+    let method = question["method"].as_str().unwrap();
+    *gate.asked.lock().unwrap().entry(method.to_owned()).or_default() += 1;
+    let is_send = method == "eth_sendRawTransaction";
     let sends = if is_send { *gate.sends.lock().unwrap() } else { Sends::Pass };
     if is_send {
         gate.seen.lock().unwrap().push(question["params"][0].as_str().unwrap().to_owned());

@@ -44,7 +44,9 @@ impl Plan {
             ("CONSUMER_DEAD_AFTER_MS", "2000"),
             ("BREAKER_OPEN_MS", "500"),
         ];
-        let env = env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let mut env: BTreeMap<_, _> =
+            env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        env.insert("RPC_URL".to_owned(), chain.url().to_owned());
         Self { chain: chain.clone(), rpc: chain.url().to_owned(), env, split: false }
     }
 
@@ -166,6 +168,22 @@ impl Stand {
             if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.story())) }
         })
         .await
+    }
+
+    /// Waits until the status says which block it is in.
+    pub async fn until_block(&self, id: &str) -> Value {
+        eventually_ok(LATER, format!("{id} to have a block"), || async {
+            let body = self.status(id).await;
+            if body["block_number"].is_u64() { Ok(body) } else { Err(format!("{body}\n{}", self.story())) }
+        })
+        .await
+    }
+
+    /// A metric's value, summed over its labels that contain `label`.
+    pub async fn metric(&self, name: &str, label: &str) -> f64 {
+        let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();
+        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
     /// Gives a transfer to a relayer without us; its id there.

@@ -28,6 +28,7 @@ macro_rules! on_every_database {
 
 on_every_database! {
     a_row_is_read_back_as_it_was_written_in_every_state
+    a_row_from_before_there_were_blocks_is_read_and_gets_one
     of_two_moves_from_one_version_one_is_stale
     moves_made_at_once_each_have_their_own_answer
     a_relayer_transaction_belongs_to_one_row
@@ -72,6 +73,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
     last.version += 1;
     last.confirmed_at = Some(Timestamp(1_700_000_000_123));
     last.hash = Some(format!("0x{}", "ab".repeat(32)));
+    last.block_number = Some(u64::from(u32::MAX) + 7);
     last.result = Some(json!({ "hash": "0x1", "nested": [1, u64::MAX, "é", null] }));
     last.avoid = Some(RelayerUrl("http://r2".into()));
     (last.attempts, last.reroutes, last.replays, last.auto_replayed) = (1, 2, 3, true);
@@ -83,6 +85,42 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
     assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);
+}
+
+async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Fixture) {
+    let bound = fixture.bound("oz-1").await.unwrap();
+    fixture.execute("ALTER TABLE transactions DROP COLUMN block_number").await;
+    fixture.execute("DELETE FROM schema_version WHERE version = 3").await;
+    assert_eq!(fixture.migrate().await, 1);
+    assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
+    let report = Report { hash: Some("0x1".into()), ..word("oz-1", ReportedStatus::Confirmed) };
+    let now = Timestamp::now();
+    let verdict = bound.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.clocks);
+    let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
+    fixture.store.save(&moved).await.unwrap();
+    let moved = moved.transaction.in_block("0x1", 12).unwrap();
+    fixture.store.save(&moved).await.unwrap();
+    assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(moved.transaction));
+}
+
+/// A relayer's word about one of its transactions, and nothing more.
+fn word(tx_id: &str, status: ReportedStatus) -> Report {
+    Report {
+        tx_id: RelayerTxId(tx_id.into()),
+        status,
+        reason: None,
+        hash: None,
+        nonce: None,
+        from: None,
+        to: None,
+        value: None,
+        data: None,
+        gas_limit: None,
+        created_at: None,
+        confirmed_at: None,
+        block_number: None,
+        raw: json!({ "nonce": null }),
+    }
 }
 
 async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
@@ -152,21 +190,8 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
     let tx_id = RelayerTxId("oz-1".into());
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
     // Gone to another relayer since: the record still belongs to this row, for good.
-    let report = Report {
-        tx_id: tx_id.clone(),
-        status: ReportedStatus::Failed,
-        reason: Some("Insufficient balance".into()),
-        hash: None,
-        nonce: None,
-        from: None,
-        to: None,
-        value: None,
-        data: None,
-        gas_limit: None,
-        created_at: None,
-        confirmed_at: None,
-        raw: json!({ "nonce": null }),
-    };
+    let reason = Some("Insufficient balance".into());
+    let report = Report { reason, ..word("oz-1", ReportedStatus::Failed) };
     let now = Timestamp::now();
     let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.clocks);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };

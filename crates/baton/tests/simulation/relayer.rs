@@ -111,6 +111,7 @@ impl World {
             gas_limit: Some(call.gas_limit.unwrap_or(50_000)),
             created_at: Some(Timestamp(self.now + self.relayers[relayer].offset)),
             confirmed_at: None,
+            block_number: None,
             raw: self.fixtures.never_signed.clone(),
         }
     }

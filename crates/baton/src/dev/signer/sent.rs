@@ -42,14 +42,14 @@ impl Relayer {
     async fn tell_end(&self, signer: &Signer, record: &Record, signed: &Signed, mined: Mined) -> Result<(), Stopped> {
         let Mined { well, block } = mined;
         if well {
-            return self.advance(record, |chain| chain.confirmed(block, now())).await;
+            return self.advance(record, |chain| chain.confirmed(now())).await;
         }
         let why = signer.node.revert_reason(signer.address, &record.request, signed, block.unwrap_or(1)).await?;
         let mut reason = "Transaction reverted on-chain (receipt status: failed)".to_owned();
         if let Some(why) = why {
             reason = format!("{reason}: {why}");
         }
-        self.advance(record, |chain| chain.failed(reason, block)).await
+        self.advance(record, |chain| chain.failed(reason)).await
     }
 
     /// Sends what the chain should have and perhaps has not.
@@ -96,7 +96,7 @@ impl Relayer {
                     return Ok(());
                 }
                 // Nobody has these bytes, and something else will use the nonce: see `fill_gap`.
-                self.advance(&record, |chain| chain.failed(format!("The node refused it: {word}"), None)).await?;
+                self.advance(&record, |chain| chain.failed(format!("The node refused it: {word}"))).await?;
                 desk.in_flight.remove(&nonce);
                 Ok(())
             }

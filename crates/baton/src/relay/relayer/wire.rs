@@ -126,6 +126,9 @@ const TX_ID_LENGTH_MAX: usize = 512;
 /// A hash or an address is shorter; what is longer is cut, so that every store can keep it and it still is there.
 const NAME_LENGTH_MAX: usize = 255;
 
+/// What every store can keep; no chain has counted so far.
+pub const BLOCK_NUMBER_MAX: u64 = i64::MAX as u64;
+
 /// Reads a record: the answer to a send or a get, one entry of a list, or a webhook's payload.
 pub fn read_record(body: &Value) -> Option<Report> {
     let object = body.get("data").filter(|data| data.is_object()).unwrap_or(body).as_object()?;
@@ -146,6 +149,7 @@ pub fn read_record(body: &Value) -> Option<Report> {
         gas_limit: number(object, &["gas_limit", "gasLimit"]),
         created_at: text(object, &["created_at", "createdAt"]).and_then(|at| Timestamp::parse(&at)),
         confirmed_at: text(object, &["confirmed_at", "confirmedAt"]).and_then(|at| Timestamp::parse(&at)),
+        block_number: number(object, &["block_number", "blockNumber"]).filter(|block| *block <= BLOCK_NUMBER_MAX),
         raw: Value::Object(object.clone()),
     })
 }
@@ -315,7 +319,7 @@ mod tests {
         );
         let Some(Webhook::Transaction(report)) = read_webhook(&body) else { panic!() };
         assert_eq!((report.tx_id.0.as_str(), report.status), ("75a98651", ReportedStatus::Confirmed));
-        assert_eq!((report.nonce, report.gas_limit), (Some(0), Some(21000)));
+        assert_eq!((report.nonce, report.gas_limit, report.block_number), (Some(0), Some(21000), None));
         assert_eq!(report.value.unwrap().to_string(), "1000000000000000");
     }
 
@@ -336,6 +340,9 @@ mod tests {
         assert_eq!(report.hash.map(|hash| hash.len()), Some(NAME_LENGTH_MAX));
         assert_eq!(report.from.map(|from| from.len()), Some(NAME_LENGTH_MAX));
         assert_eq!(read_record(&json!({ "id": long, "status": "confirmed" })), None);
+        let in_block = |block: u64| json!({ "id": "x", "status": "confirmed", "block_number": block });
+        let read = |block: u64| read_record(&in_block(block)).unwrap().block_number;
+        assert_eq!((read(12), read(BLOCK_NUMBER_MAX), read(u64::MAX)), (Some(12), Some(BLOCK_NUMBER_MAX), None));
     }
 
     #[test]

@@ -62,6 +62,7 @@ pub(super) struct RawRow {
     pub(super) error_message: Option<String>,
     pub(super) result: Option<String>,
     pub(super) check_at: Option<i64>,
+    pub(super) block_number: Option<u64>,
 }
 
 impl RawRow {
@@ -135,6 +136,7 @@ impl RawRow {
             updated_at: Timestamp(self.updated_at),
             confirmed_at: self.confirmed_at.map(Timestamp),
             hash: self.hash,
+            block_number: self.block_number,
             from: self.sender,
             claim,
             binding,

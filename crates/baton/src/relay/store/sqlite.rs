@@ -27,23 +27,25 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../migrations/sqlite/0002_gasless_nonces.sql"),
+    include_str!("../../../migrations/sqlite/0003_block_number.sql"),
 ];
 
 const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
      claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
      relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
-     attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at";
+     attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
+     block_number";
 
 const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, imported, api_key, created_at, updated_at, \
      confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, \
      claim_unknown, claim_absent_since, relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, \
      forgotten_since, attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, \
-     check_at) \
+     check_at, block_number) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
-     ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)";
+     ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36)";
 
 /// What never changes (kind, request, key, created_at) is not written again.
 const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, hash = ?11, sender = ?12, \
@@ -51,7 +53,7 @@ const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated
      claim_open_until = ?18, claim_unknown = ?19, claim_absent_since = ?20, relayer_url = ?21, \
      relayer_tx_id = ?22, bound_at = ?23, relayer_progress = ?24, relayer_nonce = ?25, \
      forgotten_since = ?26, attempts = ?27, reroutes = ?28, replays = ?29, auto_replayed = ?30, \
-     avoid_relayer = ?31, failed_by = ?32, error_message = ?33, result = ?34, check_at = ?35 \
+     avoid_relayer = ?31, failed_by = ?32, error_message = ?33, result = ?34, check_at = ?35, block_number = ?36 \
      WHERE id = ?1 AND version = ?4 - 1";
 
 const ADD_STEP: &str = "INSERT INTO timeline (transaction_id, seq, at, action, detail) \
@@ -609,6 +611,7 @@ fn execute_with(mut statement: rusqlite::CachedStatement<'_>, row: &Transaction)
     bind(&row.error_message)?;
     bind(&row.result.as_ref().map(Value::to_string))?;
     bind(&at(row.check_at))?;
+    bind(&row.block_number)?;
     statement.raw_execute()
 }
 
@@ -638,6 +641,7 @@ fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
         error_message: row.get(32)?,
         result: row.get(33)?,
         check_at: row.get(34)?,
+        block_number: row.get(35)?,
     })
 }
 

@@ -54,6 +54,7 @@ fn report(status: ReportedStatus, signed: bool, reason: &str, hash: &str) -> Rep
         gas_limit: None,
         created_at: None,
         confirmed_at: None,
+        block_number: None,
         raw: json!({ "nonce": signed.then_some(1) }),
     }
 }
@@ -63,6 +64,8 @@ fn report(status: ReportedStatus, signed: bool, reason: &str, hash: &str) -> Rep
 enum Who {
     Machine,
     OperatorReplay,
+    /// Somebody who asked the chain.
+    Reader,
 }
 
 type Decide = Box<dyn Fn(&Transaction, Timestamp) -> Option<Moved>>;
@@ -79,7 +82,11 @@ fn verdict(verdict: Verdict) -> Option<Moved> {
 fn moves() -> Vec<Move> {
     let mut moves: Vec<Move> = Vec::new();
     let mut add = |name: String, decide: Decide| {
-        let who = if name == "replay" { Who::OperatorReplay } else { Who::Machine };
+        let who = match name.as_str() {
+            "replay" => Who::OperatorReplay,
+            "in block" => Who::Reader,
+            _ => Who::Machine,
+        };
         moves.push((name, who, decide));
     };
     add("not queued".to_owned(), Box::new(|row, now| row.not_queued(now).ok()));
@@ -132,6 +139,7 @@ fn moves() -> Vec<Move> {
     add("abandon".into(), Box::new(|row, now| row.abandon("unreadable", now).ok()));
     add("replay".into(), Box::new(|row, now| row.replay(now, &CLOCKS).ok()));
     add("resolve resend".into(), Box::new(|row, now| row.resolve_resend(now, &CLOCKS).ok()));
+    add("in block".into(), Box::new(|row, _| row.in_block("0x01", 12).ok()));
     add("resolve fail".into(), Box::new(|row, now| row.resolve_fail(now).ok()));
     let reports = [
         report(ReportedStatus::Open(Progress::Sent), true, "", "0x01"),
@@ -164,7 +172,7 @@ fn moves() -> Vec<Move> {
 /// Rows that differ only in counters and times behave alike: the walk visits one of them.
 fn shape(row: &Transaction) -> String {
     format!(
-        "{:?} {:?} {:?} {:?} {} {} {:?} {:?} {}",
+        "{:?} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {}",
         row.status,
         row.claim.as_ref().map(|claim| {
             let doubt = claim.doubt.as_ref();
@@ -172,6 +180,7 @@ fn shape(row: &Transaction) -> String {
         }),
         row.binding.as_ref().map(|binding| (binding.progress, binding.forgotten_since.is_some())),
         row.hash,
+        row.block_number,
         row.attempts,
         row.auto_replayed,
         row.failed_by,
@@ -235,6 +244,13 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
             assert!(after.status.rank() >= before.status.rank(), "state went back: {edge}");
             assert!(!before.status.is_final(), "final is final: {edge}");
         }
+        Who::Reader => {
+            let block_number = after.block_number;
+            assert!(before.status.is_final() && before.block_number.is_none() && block_number.is_some(), "{edge}");
+            let version = after.version;
+            assert_eq!(*after, Transaction { block_number, version, ..before.clone() }, "nothing else moves: {edge}");
+            assert!(moved.steps.is_empty(), "{edge}");
+        }
     }
     // A claim changes hands only when its submission has certainly ended or its owner is gone.
     if let (Some(old), Some(new)) = (&before.claim, &after.claim)
@@ -252,6 +268,9 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
     // Only a relayer's word sets the hash, and only a claim leads to a binding.
     if after.hash != before.hash {
         assert!(name.starts_with("report"), "{edge}");
+    }
+    if before.block_number.is_some() {
+        assert_eq!(after.block_number, before.block_number, "a block that was shown stays: {edge}");
     }
     if before.binding.is_none() && after.binding.is_some() {
         assert!(before.claim.is_some() && name.starts_with("bind"), "{edge}");
@@ -377,6 +396,27 @@ fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
         assert!(under_way.not_queued(Timestamp(5)).is_err());
     }
     assert!(taken_back.promise(Timestamp(6), &CLOCKS).is_err(), "nobody can be promised it any more");
+}
+
+#[test]
+fn only_what_has_ended_on_the_chain_has_a_block_to_be_asked_for() {
+    let word = |row: &Transaction, status, signed, reason| {
+        let said = report(status, signed, reason, "0x01");
+        verdict(row.report(&said, Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS)).unwrap().transaction
+    };
+    let bind =
+        |row: &Transaction| row.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(1), &CLOCKS);
+    let bound = bind(&claimed(Timestamp(0))).unwrap().transaction;
+    let mined = word(&bound, ReportedStatus::Open(Progress::Mined), true, "");
+    assert!(mined.hash.is_some() && !mined.lacks_block(), "it is not final");
+    assert!(!word(&bound, ReportedStatus::Failed, false, "gas limit exceeds block gas limit").lacks_block());
+    assert!(word(&mined, ReportedStatus::Failed, true, "reverted").lacks_block());
+    let confirmed = word(&mined, ReportedStatus::Confirmed, true, "");
+    assert!(confirmed.lacks_block());
+    assert!(confirmed.in_block("0x02", 12).is_err(), "that is another transaction's block");
+    let known = confirmed.in_block("0x01", 12).unwrap().transaction;
+    assert_eq!((known.block_number, known.lacks_block()), (Some(12), false));
+    assert!(known.in_block("0x01", 13).is_err(), "it is said once");
 }
 
 #[test]

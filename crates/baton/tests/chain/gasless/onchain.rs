@@ -5,7 +5,7 @@ use std::time::Duration;
 use alloy_primitives::U256;
 use alloy_sol_types::SolCall;
 use harness::chain::{CHAIN_ID, FORWARDER_NAME, ForwardRequest, Token};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Ground;
@@ -14,7 +14,6 @@ use crate::signers::{LATER, Plan, Stand};
 /// The product and its relayers, set up for this ground.
 fn plan(ground: &Ground) -> Plan {
     Plan::on(&ground.chain)
-        .env("RPC_URL", ground.chain.url())
         .env("CHAIN_ID", CHAIN_ID.to_string())
         .env("FORWARDER_ADDRESS", ground.contracts.forwarder.to_string())
         .env("FORWARDER_NAME", FORWARDER_NAME)
@@ -39,6 +38,7 @@ async fn a_user_without_ether_moves_tokens_and_the_chain_knows_the_hash() {
     assert_eq!(shown["type"], "gasless");
     let receipt = ground.chain.receipt(shown["hash"].as_str().unwrap()).await.unwrap();
     assert!(receipt.status() && receipt.block_number.is_some());
+    assert_eq!(stand.until_block(&id).await["block_number"], json!(receipt.block_number));
     assert_eq!(receipt.to, Some(ground.contracts.forwarder));
     assert!(stand.keys.iter().any(|key| key.address() == receipt.from), "a relayer paid");
     assert_eq!(shown["from"].as_str().unwrap().to_lowercase(), receipt.from.to_string().to_lowercase());

@@ -25,7 +25,7 @@ pub struct Fixture {
 }
 
 enum Engine {
-    Sqlite { database: Database, _directory: tempfile::TempDir },
+    Sqlite { database: Database, store: SqliteStore, _directory: tempfile::TempDir },
     MySql(Schema),
 }
 
@@ -34,7 +34,8 @@ impl Fixture {
         let directory = tempfile::tempdir().unwrap();
         let database = Database::open(&directory.path().join("baton.db")).unwrap();
         let store = SqliteStore::open(&database).await.unwrap();
-        Self { store: Arc::new(store), clocks: clocks(), engine: Engine::Sqlite { database, _directory: directory } }
+        let engine = Engine::Sqlite { database, store: store.clone(), _directory: directory };
+        Self { store: Arc::new(store), clocks: clocks(), engine }
     }
 
     pub async fn mysql() -> Self {
@@ -52,6 +53,14 @@ impl Fixture {
             Engine::MySql(schema) => {
                 sqlx::query(sql).execute(&mut schema.connect().await).await.unwrap();
             }
+        }
+    }
+
+    /// Brings the schema up to date; gives how many steps that took.
+    pub async fn migrate(&self) -> usize {
+        match &self.engine {
+            Engine::Sqlite { store, .. } => store.migrate().await.unwrap(),
+            Engine::MySql(schema) => MySqlStore::migrate(&schema.options()).await.unwrap(),
         }
     }
 

@@ -35,7 +35,7 @@ async fn of_many_that_migrate_one_does_it() {
     let options = schema.options();
     let steps = join_all((0..4).map(|_| MySqlStore::migrate(&options))).await;
     let steps: usize = steps.into_iter().map(Result::unwrap).sum();
-    assert_eq!(steps, 2);
+    assert_eq!(steps, 3);
     assert_eq!(MySqlStore::migrate(&options).await.unwrap(), 0);
     MySqlStore::open(&options).await.unwrap();
 }
@@ -43,10 +43,18 @@ async fn of_many_that_migrate_one_does_it() {
 #[tokio::test]
 async fn a_migration_that_was_cut_off_is_finished() {
     let schema = Schema::migrated().await;
-    sqlx::query("DELETE FROM schema_version").execute(&mut schema.connect().await).await.unwrap();
-    sqlx::query("DROP TABLE consumers, timeline").execute(&mut schema.connect().await).await.unwrap();
-    assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 2);
-    MySqlStore::open(&schema.options()).await.unwrap().timeline(TransactionId::generate()).await.unwrap();
+    for column_too in [false, true] {
+        let mut connection = schema.connect().await;
+        sqlx::query("DELETE FROM schema_version").execute(&mut connection).await.unwrap();
+        sqlx::query("DROP TABLE consumers, timeline").execute(&mut connection).await.unwrap();
+        if column_too {
+            sqlx::query("ALTER TABLE transactions DROP COLUMN block_number").execute(&mut connection).await.unwrap();
+        }
+        assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 3);
+        let store = MySqlStore::open(&schema.options()).await.unwrap();
+        store.timeline(TransactionId::generate()).await.unwrap();
+        assert_eq!(store.get(TransactionId::generate()).await.unwrap(), None);
+    }
 }
 
 #[tokio::test]

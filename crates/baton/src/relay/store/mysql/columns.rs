@@ -22,7 +22,8 @@ macro_rules! columns {
         "id, type, request, imported, api_key, createdAt, status, version, updatedAt, confirmedAt, hash, sender, \
          claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, \
          claim_absent_since, oz_relayer_url, ozRelayerTxId, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
-         attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at"
+         attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
+         block_number"
     };
 }
 pub(super) use columns;
@@ -32,7 +33,8 @@ pub(super) const UPDATE: &str = "UPDATE transactions SET status = ?, version = ?
      claim_consumer = ?, claim_token = ?, claim_relayer = ?, claim_at = ?, claim_doubt = ?, claim_open_until = ?, \
      claim_unknown = ?, claim_absent_since = ?, oz_relayer_url = ?, ozRelayerTxId = ?, bound_at = ?, \
      relayer_progress = ?, relayer_nonce = ?, forgotten_since = ?, attempts = ?, reroutes = ?, replays = ?, \
-     auto_replayed = ?, avoid_relayer = ?, failed_by = ?, error_message = ?, result = ?, check_at = ? \
+     auto_replayed = ?, avoid_relayer = ?, failed_by = ?, error_message = ?, result = ?, check_at = ?, \
+     block_number = ? \
      WHERE id = ? AND version = ?";
 
 /// The same for many rows, which must be there and locked: as an insert that finds each of them. Takes the id and
@@ -56,7 +58,7 @@ const UNCHANGING: usize = 6;
 /// An insert of so many rows; takes [`bind_row`] of each.
 pub(super) fn insert(rows: usize) -> String {
     const ROW: &str =
-        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let values = vec![ROW; rows].join(", ");
     format!(concat!("INSERT INTO transactions (", columns!(), ") VALUES {}"), values)
 }
@@ -88,6 +90,7 @@ pub(super) fn is_as_accepted(row: &Transaction) -> bool {
         updated_at: _,
         confirmed_at,
         hash,
+        block_number,
         from,
         claim,
         binding,
@@ -104,7 +107,8 @@ pub(super) fn is_as_accepted(row: &Transaction) -> bool {
     let untouched = (*status, *version) == (Status::Pending, 1) && !imported && !auto_replayed;
     untouched
         && (*attempts, *reroutes, *replays) == (0, 0, 0)
-        && (confirmed_at.is_none() && hash.is_none() && from.is_none() && claim.is_none() && binding.is_none())
+        && (confirmed_at.is_none() && hash.is_none() && block_number.is_none() && from.is_none())
+        && (claim.is_none() && binding.is_none())
         && (avoid.is_none() && failed_by.is_none() && error_message.is_none() && result.is_none())
 }
 
@@ -168,6 +172,7 @@ pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Sta
         .bind(&row.error_message)
         .bind(row.result.as_ref().map(ToString::to_string))
         .bind(at(row.check_at))
+        .bind(row.block_number)
 }
 
 /// Reads a row back. The outer error is the driver's: the columns are not what this program expects.
@@ -206,6 +211,7 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
         error_message: row.try_get(32)?,
         result: row.try_get_unchecked(33)?,
         check_at: at(34)?,
+        block_number: row.try_get(35)?,
     };
     Ok(raw.read().map(as_queued))
 }

@@ -12,9 +12,10 @@ use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../../../migrations/mysql/0001_init.sql"),
     include_str!("../../../../migrations/mysql/0002_gasless_nonces.sql"),
+    include_str!("../../../../migrations/mysql/0003_block_number.sql"),
 ];
 
 /// A large table takes its time to change.
