@@ -126,8 +126,13 @@ impl Pipeline {
     /// [`PipelineOptions::drain_timeout`], settles, and returns the sums. What is not finished by then comes back
     /// to the queue when its lease ends.
     pub async fn run(self, handler: Arc<dyn Handler>, shutdown: CancellationToken) -> Summary {
-        let capacity = self.options.concurrency.max(1);
-        let (engine, desk, helpers) = Engine::start(self, capacity);
+        let concurrency = self.options.concurrency.max(1);
+        // Where a receive carries many, those under way would take up most of the slots: they get slots of their own, and
+        // what comes waits for its turn.
+        let carries = self.queue.capabilities().request_carries;
+        let receiving = if carries > 1 { carries * self.options.receives_max } else { 0 };
+        let (engine, desk, helpers) = Engine::start(self, concurrency + receiving);
+        let turns = Arc::new(Semaphore::new(concurrency));
         let mut handlers = JoinSet::new();
 
         let ready = || {
@@ -137,7 +142,7 @@ impl Pipeline {
         let start = |received: Vec<Delivery>| {
             while handlers.try_join_next().is_some() {}
             for delivery in received {
-                handlers.spawn(handle_one(handler.clone(), delivery));
+                handlers.spawn(handle_one(handler.clone(), delivery, turns.clone(), shutdown.clone()));
             }
         };
         let unstarted = engine.fetch(desk, ready, &shutdown, start).await;
@@ -205,7 +210,15 @@ impl Pipeline {
     }
 }
 
-async fn handle_one(handler: Arc<dyn Handler>, delivery: Delivery) {
+async fn handle_one(handler: Arc<dyn Handler>, delivery: Delivery, turns: Arc<Semaphore>, shutdown: CancellationToken) {
+    let turn = tokio::select! {
+        biased;
+        turn = turns.acquire() => turn.ok(),
+        () = shutdown.cancelled() => None,
+    };
+    if turn.is_none() {
+        return delivery.settle(Kind::HandBack).await;
+    }
     let started = Instant::now();
     let handled = AssertUnwindSafe(handler.handle(&delivery.message)).catch_unwind().await;
     let outcome = handled.unwrap_or_else(|panic| delivery.failed(&panic_reason(&*panic)));

@@ -11,12 +11,13 @@ mod relay;
 mod servers;
 mod table;
 mod users;
+mod watched;
 
 pub use accept::serve_nothing;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use tokio_util::sync::CancellationToken;
@@ -157,17 +158,6 @@ async fn unless_interrupted(
     tokio::select! {
         measured = measure => measured,
         () = interrupted.cancelled() => Err(anyhow::anyhow!("interrupted")),
-    }
-}
-
-/// The rate of the middle: processes that start and a queue that runs dry are left out of it, a tenth at each end.
-fn middle_rate(seen: &[(Instant, u64)], total: u64, started: Instant) -> f64 {
-    let first = seen.iter().find(|(_, done)| *done >= total / 10);
-    let last = seen.iter().rfind(|(_, done)| *done <= total - total / 10);
-    match (first, last) {
-        (Some(first), Some(last)) if last.0 > first.0 => (last.1 - first.1) as f64 / (last.0 - first.0).as_secs_f64(),
-        // Too few to have a middle.
-        _ => total as f64 / started.elapsed().as_secs_f64().max(0.001),
     }
 }
 

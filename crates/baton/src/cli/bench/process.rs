@@ -87,7 +87,8 @@ impl Service {
     }
 }
 
-/// How busy the machine is: take one at the start and ask it at the end.
+/// How busy the machine has been: the difference of two is what there was between them.
+#[derive(Clone, Copy)]
 pub struct Machine {
     busy: u64,
     all: u64,
@@ -105,9 +106,8 @@ impl Machine {
     }
 
     /// How much of it was in use since, in percent; 100 is all processors.
-    pub fn busy_since(&self) -> f64 {
-        let now = Self::now();
-        100.0 * (now.busy - self.busy) as f64 / (now.all - self.all).max(1) as f64
+    pub fn busy_since(&self, start: &Self) -> f64 {
+        100.0 * self.busy.saturating_sub(start.busy) as f64 / self.all.saturating_sub(start.all).max(1) as f64
     }
 }
 

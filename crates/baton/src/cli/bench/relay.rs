@@ -12,7 +12,8 @@ use super::accept::RawCommits;
 use super::load;
 use super::process::{API_KEY, BODY, Directory, RELAYER_KEY, Service, free_port, vars};
 use super::table::{Report, median};
-use super::{Settings, middle_rate, progress};
+use super::watched::{Middle, watch};
+use super::{Settings, progress};
 use crate::relay::store::TransactionStore;
 use crate::relay::store::sqlite::SqliteStore;
 use crate::relay::transaction::Status;
@@ -38,8 +39,9 @@ pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     let filler = RawCommits::on(&database).await?;
     filler.fill(settings.transactions).await?;
     let store = SqliteStore::open(&database).await?;
-    let consumer = Service::start(&["queue-consumer"], free_port()?, &vars).await?;
-    let rate = watch(&store, settings.transactions).await?;
+    let consumer = [Service::start(&["queue-consumer"], free_port()?, &vars).await?];
+    let rate = submitted(&consumer, &store, settings.transactions).await?.rate;
+    let [consumer] = consumer;
     let consumer_mib = consumer.peak_mib();
     drop(consumer);
 
@@ -110,29 +112,13 @@ async fn raw_posts(port: u16, settings: &Settings) -> anyhow::Result<f64> {
     Ok(load::run(address, request, 64, 200, settings.span()).await?.rate())
 }
 
-/// Waits until nothing is pending.
-pub async fn watch(store: &dyn TransactionStore, total: u64) -> anyhow::Result<f64> {
-    let started = Instant::now();
-    let mut seen: Vec<(Instant, u64)> = Vec::new();
-    let mut said = Instant::now();
-    loop {
-        let census = store.census().await?;
-        let pending = census.open.iter().find(|(status, _)| *status == Status::Pending).map_or(0, |(_, count)| *count);
-        let done = total.saturating_sub(pending);
-        if done > 0 {
-            seen.push((Instant::now(), done));
-        }
-        if pending == 0 {
-            return Ok(middle_rate(&seen, total, started));
-        }
-        if said.elapsed() > Duration::from_secs(1) {
-            progress(format_args!("{done} of {total} submitted"));
-            said = Instant::now();
-        }
-        anyhow::ensure!(started.elapsed() < Duration::from_secs(300), "{pending} are still pending after 5 minutes");
-        // Counting takes the database's time, which is being measured.
-        tokio::time::sleep(Duration::from_millis(250)).await;
-    }
+/// Waits until these services have submitted all of the store's transactions.
+pub async fn submitted(services: &[Service], store: &dyn TransactionStore, total: u64) -> anyhow::Result<Middle> {
+    let middle = watch(services, "baton_transactions_total{", "\"submitted\"", total).await?;
+    let census = store.census().await?;
+    let pending = census.open.iter().find(|(status, _)| *status == Status::Pending).map_or(0, |(_, count)| *count);
+    anyhow::ensure!(pending == 0, "{pending} of {total} are pending, after as many were submitted");
+    Ok(middle)
 }
 
 async fn idle_delay(api: &Service, relayers: &[String]) -> anyhow::Result<f64> {

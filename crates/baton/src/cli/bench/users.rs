@@ -13,11 +13,12 @@ use futures::{StreamExt, TryStreamExt};
 use pipeline::{Outgoing, Queue};
 use sqlx::{Connection, PgConnection};
 
-use super::process::{Directory, Machine, Service, free_port, vars};
+use super::process::{Directory, Service, free_port, vars};
 use super::raw::postgres::{How, RawWrites};
 use super::raw::rabbitmq::consume_rate;
 use super::table::{Report, Spread, median};
-use super::{middle_rate, progress, unless_interrupted};
+use super::watched::watch;
+use super::{progress, unless_interrupted};
 use crate::config::{Config, Service as Kind};
 use crate::users::engine::Engine;
 use crate::users::user::{User, UserId};
@@ -30,8 +31,6 @@ const MEMORY_MAX: f64 = 95.0;
 /// Messages in one send, and sends under way while the queue is filled.
 const SEND_MESSAGES: usize = 1000;
 const SENDS_MAX: usize = 4;
-/// No row in so long: something is wrong.
-const STANDSTILL: Duration = Duration::from_secs(60);
 
 /// What to measure on, and how much.
 #[derive(Args, Clone)]
@@ -184,10 +183,11 @@ struct Runs {
 impl Runs {
     /// One consumer, from a full queue to the last row.
     async fn measure(&mut self, vars: &[(&str, String)], total: usize) -> anyhow::Result<()> {
-        let machine = Machine::now();
-        let consumer = Service::start(&["users-consumer"], free_port()?, vars).await?;
-        self.rates.push(watch(&consumer, total as u64).await?);
-        self.busy.push(machine.busy_since());
+        let consumer = [Service::start(&["users-consumer"], free_port()?, vars).await?];
+        let middle = watch(&consumer, "baton_users_total{", "\"inserted\"", total as u64).await?;
+        let [consumer] = consumer;
+        self.rates.push(middle.rate);
+        self.busy.push(middle.busy);
         self.micros.push(consumer.processor_time().as_secs_f64() * 1e6 / total as f64);
         self.peak_mib = self.peak_mib.max(consumer.peak_mib());
         Ok(())
@@ -206,32 +206,6 @@ impl Runs {
         report.figure("  machine in use meanwhile", median(self.busy.clone()), "%", "of all its processors");
         report.figure("  peak memory of users-consumer", self.peak_mib, "MiB", "");
         rate.median
-    }
-}
-
-/// Waits until all are in the table, by the consumer's own count, which it keeps after each commit.
-async fn watch(consumer: &Service, total: u64) -> anyhow::Result<f64> {
-    let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?;
-    let (started, mut said) = (Instant::now(), Instant::now());
-    let mut seen: Vec<(Instant, u64)> = Vec::new();
-    loop {
-        let text = http.get(format!("http://{}/metrics", consumer.address)).send().await?.text().await?;
-        let counts =
-            text.lines().filter(|line| line.starts_with("baton_users_total{") && line.contains("\"inserted\""));
-        let done = counts.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
-        if seen.last().map_or(0, |(_, before)| *before) < done {
-            seen.push((Instant::now(), done));
-        }
-        if done >= total {
-            return Ok(middle_rate(&seen, total, started));
-        }
-        if said.elapsed() > Duration::from_secs(2) {
-            progress(format_args!("{done} of {total} rows"));
-            said = Instant::now();
-        }
-        let last = seen.last().map_or(started, |(at, _)| *at);
-        anyhow::ensure!(last.elapsed() < STANDSTILL, "{done} of {total} rows, and no more for a minute");
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 

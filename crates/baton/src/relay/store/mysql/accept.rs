@@ -13,7 +13,7 @@ use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
 use crate::relay::transaction::{Transaction, TransactionId};
 
 /// How many rows one statement takes at most, and how many bytes of requests: a server takes statements of 16 MiB.
-const ROWS_MAX: usize = 256;
+pub(super) const ROWS_MAX: usize = 256;
 const BYTES_MAX: usize = 4 << 20;
 
 /// Stores new rows with their keys, all in one commit; each has its own answer.
@@ -147,14 +147,26 @@ pub(super) async fn insert_rows(
     Ok(())
 }
 
-/// Pieces whose sizes are powers of two: a statement is prepared once for each size, and there are few of them.
+/// Pieces of the sizes that statements have; two or three make up most counts.
 pub(super) fn chunks<T>(mut rest: &[T]) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
-        let size = 1 << rest.len().min(ROWS_MAX).checked_ilog2()?;
-        let (some, left) = rest.split_at(size);
+        let count = rest.len().min(ROWS_MAX);
+        let power = 1 << count.checked_ilog2()?;
+        let (some, left) = rest.split_at(if count >= half_way(power) { half_way(power) } else { power });
         rest = left;
         Some(some)
     })
+}
+
+/// The size of a statement that has room for so many. There are few sizes, because a statement is prepared once for each:
+/// powers of two, and the numbers half-way between them.
+pub(super) fn statement_size(count: usize) -> usize {
+    let power = count.next_power_of_two();
+    if count <= half_way(power / 2) { half_way(power / 2) } else { power }
+}
+
+fn half_way(power: usize) -> usize {
+    power + power / 2
 }
 
 /// How many of these rows make a statement that is not too long: all, or one by one.
@@ -191,8 +203,17 @@ mod tests {
         for size in [0, 1, 2, 3, 100, 255, 256, 257, 1000] {
             let pieces: Vec<_> = chunks(&rows[..size]).collect();
             assert_eq!(pieces.concat(), rows[..size]);
-            assert!(pieces.iter().all(|piece| piece.len().is_power_of_two() && piece.len() <= ROWS_MAX));
+            assert!(pieces.iter().all(|piece| piece.len() <= ROWS_MAX));
         }
-        assert_eq!(chunks(&rows[..100]).map(<[_]>::len).collect::<Vec<_>>(), [64, 32, 4]);
+        let sizes = |count: usize| chunks(&rows[..count]).map(<[_]>::len).collect::<Vec<_>>();
+        assert_eq!(sizes(100), [96, 4]);
+        assert_eq!(sizes(13), [12, 1]);
+        assert_eq!(sizes(300), [256, 32, 12]);
+        let all: std::collections::HashSet<usize> = (0..=1000).flat_map(sizes).collect();
+        assert_eq!(all.len(), 16, "statements of each kind on a connection");
+        for count in 1..=ROWS_MAX {
+            let size = statement_size(count);
+            assert!(size >= count && all.contains(&size), "{size} for {count}");
+        }
     }
 }

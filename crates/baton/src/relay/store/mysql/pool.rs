@@ -16,6 +16,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::relay::store::StoreError;
 
+/// Prepared statements of a connection: every size of every kind that moves rows, and room for the others.
+const STATEMENTS_MAX: usize = 150;
+
 /// Where the server is and how long we wait for it.
 #[derive(Clone)]
 pub struct MySqlOptions {
@@ -41,6 +44,7 @@ impl MySqlOptions {
             .timezone(Some("+00:00".to_owned()))
             .pipes_as_concat(false)
             .no_engine_substitution(false)
+            .statement_cache_capacity(STATEMENTS_MAX)
             .disable_statement_logging())
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::accept::{chunks, same};
+use super::accept::{ROWS_MAX, chunks, same, statement_size};
 use super::columns::{bind_state, datetime, id, update_many};
 use super::outcome::{End, is_duplicate, is_in_the_values, work};
 use super::pool::Pool;
@@ -100,9 +100,11 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<
             true
         }
     });
-    for some in chunks(&due) {
-        let mut statement = sqlx::query(AssertSqlSafe(update_many(some.len())));
-        for place in some {
+    for some in due.chunks(ROWS_MAX) {
+        // The last row fills up the places: it is written twice, which changes nothing.
+        let rows = statement_size(some.len());
+        let mut statement = sqlx::query(AssertSqlSafe(update_many(rows)));
+        for place in some.iter().chain(some.last().into_iter().cycle()).take(rows) {
             let row = &moves[*place].transaction;
             statement = bind_state(statement.bind(id(row.id)), row);
         }
