@@ -12,7 +12,7 @@ use pipeline::{Queue, QueueOptions};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::coalescer::Coalescer;
+use super::coalescer::{Coalescer, Grouping};
 use super::intake::Way;
 use super::lane::QUEUE;
 use super::store::mysql::{MySqlOptions, MySqlStore};
@@ -114,7 +114,7 @@ impl Engine {
             (Store::Embedded(store, _), Messages::Embedded(queue)) => Way::OneCommit(store.clone(), queue.clone()),
             _ => {
                 let store = self.store();
-                Way::RowThenMessage(Coalescer::new(move |rows: Vec<NewTransaction>| {
+                Way::RowThenMessage(Coalescer::new(Grouping::default(), move |rows: Vec<NewTransaction>| {
                     let store = Arc::clone(&store);
                     async move { store.accept(&rows).await }
                 }))

@@ -58,12 +58,12 @@ impl MySqlStore {
         pool.read(work!(connection => migrate::check(connection).await)).await??;
         let pool = Arc::new(pool);
         let saving = Arc::clone(&pool);
-        let saves = Coalescer::new(move |moves: Vec<Moved>| {
+        let saves = Coalescer::new(save::GROUPING, move |moves: Vec<Moved>| {
             let pool = Arc::clone(&saving);
             async move { save::save_many(&pool, &moves).await }
         });
         let getting = Arc::clone(&pool);
-        let gets = Coalescer::with_patience(get::PATIENCE, move |ids: Vec<TransactionId>| {
+        let gets = Coalescer::new(get::GROUPING, move |ids: Vec<TransactionId>| {
             let pool = Arc::clone(&getting);
             async move { get::get_many(&pool, &ids).await }
         });

@@ -13,13 +13,15 @@ use super::columns::{columns, id, read_row};
 use super::outcome::work;
 use super::pool::Pool;
 use super::save::{bind_padded, places};
+use crate::relay::coalescer::Grouping;
 use crate::relay::store::StoreError;
 use crate::relay::transaction::{Transaction, TransactionId};
 
 /// How many rows one statement reads: one may have hundreds of kilobytes.
 const ROWS_MAX: usize = 64;
 /// A read is soon done: whoever reads one row after the other hardly waits for those of others.
-pub(super) const PATIENCE: Duration = Duration::from_millis(1);
+pub(super) const GROUPING: Grouping =
+    Grouping { enough: 64, patience: Duration::from_millis(1), gather: Duration::ZERO };
 
 type Found = Result<Option<Transaction>, StoreError>;
 

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -13,12 +14,18 @@ use super::columns::{bind_state, datetime, id, update_many};
 use super::outcome::{End, is_duplicate, is_in_the_values, work};
 use super::pool::Pool;
 use super::save_one;
+use crate::relay::coalescer::Grouping;
 use crate::relay::store::row::timeline_max;
 use crate::relay::store::{RELAYER_TX_ID_UNIQUE, Saved, StoreError};
 use crate::relay::transaction::{Moved, Transaction, TransactionId};
 
 /// More than this in one group, and each row is saved by itself: a server takes statements of 16 MiB.
 const BYTES_MAX: usize = 4 << 20;
+
+/// A commit takes several round trips, whatever it holds, and some milliseconds. From so many moves on two at a time get
+/// more done than one; far fewer than the last had are worth waiting for.
+pub(super) const GROUPING: Grouping =
+    Grouping { enough: 24, patience: Duration::from_millis(20), gather: Duration::from_millis(3) };
 
 /// Saves moves, all in one commit.
 pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError>> {
