@@ -25,7 +25,7 @@ const BYTES_MAX: usize = 4 << 20;
 /// A commit takes several round trips, whatever it holds, and some milliseconds. From so many moves on two at a time get
 /// more done than one; far fewer than the last had are worth waiting for.
 pub(super) const GROUPING: Grouping =
-    Grouping { enough: 24, patience: Duration::from_millis(20), gather: Duration::from_millis(3) };
+    Grouping { enough: 24, patience: Duration::from_millis(20), gather: Duration::from_millis(5) };
 
 /// Saves moves, all in one commit.
 pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError>> {
