@@ -371,6 +371,35 @@ async fn small_receives_run_side_by_side_while_there_is_more() {
 }
 
 #[tokio::test]
+async fn where_a_receive_carries_many_some_wait_for_their_turn_and_go_back_at_shutdown() {
+    let queue = memory(LONG);
+    send(&queue, 30).await;
+    let (gate, inside) = gate();
+    let (handler_gate, handler_inside) = (gate.clone(), inside.clone());
+    let running = Running::start(
+        Faulty { request_carries: 10, ..Faulty::new(queue.clone()) },
+        PipelineOptions { receives_max: 2, ..with_concurrency(3) },
+        Handle(move |_| {
+            let (gate, inside) = (handler_gate.clone(), handler_inside.clone());
+            async move {
+                assert!(inside.fetch_add(1, Ordering::SeqCst) < 3, "more than three at once");
+                gate.acquire().await.unwrap().forget();
+                inside.fetch_sub(1, Ordering::SeqCst);
+                Outcome::Done
+            }
+        }),
+    );
+    let at_once = || async { (inside.load(Ordering::SeqCst), queue.depth().await.unwrap().in_flight) };
+    until("three are handled and two receives are taken", || async { at_once().await == (3, 23) }).await;
+    running.shutdown.cancel();
+    until("those without a turn are back", || async { at_once().await == (3, 3) }).await;
+    assert_eq!(queue.depth().await.unwrap().ready, 27);
+    gate.add_permits(3);
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.handed_back, summary.panics), (3, 20, 0));
+}
+
+#[tokio::test]
 async fn nothing_is_taken_while_the_handler_is_not_ready() {
     struct Gated(Arc<Semaphore>);
     #[async_trait::async_trait]
@@ -441,6 +470,7 @@ enum Fault {
 /// A queue that misbehaves as told.
 struct Faulty {
     inner: MemoryQueue,
+    request_carries: usize,
     receive_faults: Mutex<VecDeque<Fault>>,
     ack_faults: Mutex<VecDeque<Fault>>,
     ack_gate: Option<Arc<Semaphore>>,
@@ -455,6 +485,7 @@ impl Faulty {
     fn new(inner: MemoryQueue) -> Self {
         Self {
             inner,
+            request_carries: 1,
             receive_faults: Mutex::default(),
             ack_faults: Mutex::default(),
             ack_gate: None,
@@ -482,7 +513,7 @@ impl Queue for Faulty {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        Capabilities { request_carries: self.request_carries, ..self.inner.capabilities() }
     }
 
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
