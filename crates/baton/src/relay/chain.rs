@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::call::{Call, parse_amount};
 use super::forward_request::{DOMAIN_VERSION, Signer};
-use super::relayer::wire::BLOCK_NUMBER_MAX;
+use super::relayer::wire::NUMBER_MAX;
 use crate::config::{ChainConfig, ForwarderConfig};
 use crate::http::outgoing;
 
@@ -137,7 +137,7 @@ impl Chain {
         // Some nodes have a receipt of what is not in a block yet.
         let Some(number) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
         let number = number.as_str().and_then(parse_amount).and_then(|number| u64::try_from(number).ok());
-        let number = number.filter(|number| *number <= BLOCK_NUMBER_MAX);
+        let number = number.filter(|number| *number <= NUMBER_MAX);
         number.map(Some).ok_or(ChainError::Unreadable("the receipt's block"))
     }
 

@@ -127,7 +127,7 @@ const TX_ID_LENGTH_MAX: usize = 512;
 const NAME_LENGTH_MAX: usize = 255;
 
 /// What every store can keep; no chain has counted so far.
-pub const BLOCK_NUMBER_MAX: u64 = i64::MAX as u64;
+pub const NUMBER_MAX: u64 = i64::MAX as u64;
 
 /// Reads a record: the answer to a send or a get, one entry of a list, or a webhook's payload.
 pub fn read_record(body: &Value) -> Option<Report> {
@@ -141,7 +141,8 @@ pub fn read_record(body: &Value) -> Option<Report> {
         status: read_reported_status(&status),
         reason: text(object, &["status_reason", "statusReason", "error"]),
         hash: name("hash"),
-        nonce: number(object, &["nonce"]),
+        // Cut, not left out: what has no nonce counts as never signed.
+        nonce: number(object, &["nonce"]).map(|nonce| nonce.min(NUMBER_MAX)),
         from: name("from"),
         to: text(object, &["to"]),
         value: amount(object.get("value")),
@@ -149,7 +150,7 @@ pub fn read_record(body: &Value) -> Option<Report> {
         gas_limit: number(object, &["gas_limit", "gasLimit"]),
         created_at: text(object, &["created_at", "createdAt"]).and_then(|at| Timestamp::parse(&at)),
         confirmed_at: text(object, &["confirmed_at", "confirmedAt"]).and_then(|at| Timestamp::parse(&at)),
-        block_number: number(object, &["block_number", "blockNumber"]).filter(|block| *block <= BLOCK_NUMBER_MAX),
+        block_number: number(object, &["block_number", "blockNumber"]).filter(|block| *block <= NUMBER_MAX),
         raw: Value::Object(object.clone()),
     })
 }
@@ -342,7 +343,9 @@ mod tests {
         assert_eq!(read_record(&json!({ "id": long, "status": "confirmed" })), None);
         let in_block = |block: u64| json!({ "id": "x", "status": "confirmed", "block_number": block });
         let read = |block: u64| read_record(&in_block(block)).unwrap().block_number;
-        assert_eq!((read(12), read(BLOCK_NUMBER_MAX), read(u64::MAX)), (Some(12), Some(BLOCK_NUMBER_MAX), None));
+        let nonce = read_record(&json!({ "id": "x", "status": "failed", "nonce": u64::MAX })).unwrap().nonce;
+        assert_eq!(nonce, Some(NUMBER_MAX), "it was signed");
+        assert_eq!((read(12), read(NUMBER_MAX), read(u64::MAX)), (Some(12), Some(NUMBER_MAX), None));
     }
 
     #[test]
