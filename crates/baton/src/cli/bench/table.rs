@@ -84,7 +84,9 @@ fn number(value: f64) -> String {
 /// The middle one.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+    // Of an even number there are two in the middle.
+    let middle = [values.len().saturating_sub(1) / 2, values.len() / 2];
+    middle.iter().filter_map(|place| values.get(*place)).sum::<f64>() / 2.0
 }
 
 /// The median of some rounds, and how far they were apart.
@@ -102,5 +104,17 @@ impl Spread {
             values.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| (value.min(least), value.max(most)));
         let range = format!("{} rounds, {least:.0} to {most:.0}", values.len());
         Self { median: median(values), range }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_is_between_the_two_in_the_middle() {
+        assert_eq!(median(vec![9.0, 1.0, 3.0]), 3.0);
+        assert_eq!(median(vec![9.0, 1.0, 3.0, 5.0]), 4.0);
+        assert_eq!((median(vec![7.0]), median(vec![])), (7.0, 0.0));
     }
 }
