@@ -14,6 +14,7 @@ use lapin::{Connection, ConnectionProperties};
 use pipeline::queue::rabbitmq::{Delays, QueueType, RabbitMqOptions, RabbitMqQueue, Topology};
 use pipeline::testing::{Profile, Subject};
 use pipeline::{CancellationToken, Message, Outgoing, Queue, QueueError, QueueOptions, Receipt};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -358,6 +359,28 @@ async fn what_nobody_asked_for_is_left_to_other_processes() {
     let got = receive(&other, 20).await;
     assert_eq!(got.iter().map(|message| &message.id).collect::<HashSet<_>>().len(), 20);
     other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_right_after_another_receiver_was_served_is_not_left_lying() {
+    let (queue, _cleanup) = open(&broker(), topology(QueueType::Quorum), QueueOptions::default()).await;
+    for round in 0..200 {
+        // Whoever is served first does not ask again: what comes next is the other's, or the same one's.
+        let mut receivers = JoinSet::new();
+        for _ in 0..2 {
+            let queue = queue.clone();
+            receivers.spawn(async move { queue.receive(10, Duration::from_secs(3600)).await.unwrap() });
+        }
+        tokio::join!(send(&queue, 1), send(&queue, 1));
+        let mut got = Vec::new();
+        while got.len() < 2 {
+            let served = tokio::time::timeout(PATIENCE, receivers.join_next()).await;
+            let served = served.unwrap_or_else(|_| panic!("round {round}: {} of 2 were received", got.len()));
+            got.extend(served.expect("a receiver is left").unwrap());
+        }
+        let receipts: Vec<_> = got.into_iter().map(|message| message.receipt).collect();
+        assert!(queue.ack(&receipts).await.iter().all(Result::is_ok));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
