@@ -141,6 +141,9 @@ async fn until_at_most_dead(stand: &Stand, count: u64) {
 }
 
 async fn dead_letters(stand: &Stand) -> u64 {
-    let (_, health) = stand.get("/health").await;
-    health["parts"]["queue"]["dead"].as_u64().unwrap()
+    eventually_ok(SOON, "the queue to count its dead letters", || async {
+        let (_, health) = stand.get("/health").await;
+        health["parts"]["queue"]["dead"].as_u64().ok_or_else(|| health.to_string())
+    })
+    .await
 }
