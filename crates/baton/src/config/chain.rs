@@ -1,5 +1,5 @@
-//! The chain's variables: what gasless transactions, the pre-flight and a status's block need. Neither is on unless asked for, and what
-//! is asked for by halves is refused at the start.
+//! The chain's variables: what gasless transactions, the pre-flight and a status's block need. None of it is on unless
+//! asked for, and what is asked for by halves is refused at the start.
 
 use std::time::Duration;
 

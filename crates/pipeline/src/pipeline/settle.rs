@@ -1,5 +1,6 @@
 //! Tells the queue what became of each message. Verdicts pile up while a call is under way and go out together in the
-//! next; when idle one goes out at once, and where a request costs the same for many it waits a moment for them. What fails for a passing reason is tried again while its lease lasts.
+//! next; when idle one goes out at once, and where a request costs the same for many it waits a moment for them. What fails
+//! for a passing reason is tried again while its lease lasts.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -96,25 +96,26 @@ fn gate() -> (Arc<Semaphore>, Arc<AtomicUsize>) {
     (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)))
 }
 
+/// Waits at the gate, and panics if more than three are inside.
+fn three_at_most(gate: &Arc<Semaphore>, inside: &Arc<AtomicUsize>) -> impl Handler {
+    let (gate, inside) = (gate.clone(), inside.clone());
+    Handle(move |_| {
+        let (gate, inside) = (gate.clone(), inside.clone());
+        async move {
+            assert!(inside.fetch_add(1, Ordering::SeqCst) < 3, "more than three at once");
+            gate.acquire().await.unwrap().forget();
+            inside.fetch_sub(1, Ordering::SeqCst);
+            Outcome::Done
+        }
+    })
+}
+
 #[tokio::test]
 async fn handles_as_many_at_once_as_it_may_and_takes_no_more() {
     let queue = memory(LONG);
     send(&queue, 10).await;
     let (gate, inside) = gate();
-    let (handler_gate, handler_inside) = (gate.clone(), inside.clone());
-    let running = Running::start(
-        queue.clone(),
-        with_concurrency(3),
-        Handle(move |_| {
-            let (gate, inside) = (handler_gate.clone(), handler_inside.clone());
-            async move {
-                assert!(inside.fetch_add(1, Ordering::SeqCst) < 3, "more than three at once");
-                gate.acquire().await.unwrap().forget();
-                inside.fetch_sub(1, Ordering::SeqCst);
-                Outcome::Done
-            }
-        }),
-    );
+    let running = Running::start(queue.clone(), with_concurrency(3), three_at_most(&gate, &inside));
     until("three are inside", || async { inside.load(Ordering::SeqCst) == 3 }).await;
     let depth = queue.depth().await.unwrap();
     assert_eq!((depth.in_flight, depth.ready), (3, 7), "it took what it had no room for");
@@ -375,19 +376,10 @@ async fn where_a_receive_carries_many_some_wait_for_their_turn_and_go_back_at_sh
     let queue = memory(LONG);
     send(&queue, 30).await;
     let (gate, inside) = gate();
-    let (handler_gate, handler_inside) = (gate.clone(), inside.clone());
     let running = Running::start(
         Faulty { request_carries: 10, ..Faulty::new(queue.clone()) },
         PipelineOptions { receives_max: 2, ..with_concurrency(3) },
-        Handle(move |_| {
-            let (gate, inside) = (handler_gate.clone(), handler_inside.clone());
-            async move {
-                assert!(inside.fetch_add(1, Ordering::SeqCst) < 3, "more than three at once");
-                gate.acquire().await.unwrap().forget();
-                inside.fetch_sub(1, Ordering::SeqCst);
-                Outcome::Done
-            }
-        }),
+        three_at_most(&gate, &inside),
     );
     let at_once = || async { (inside.load(Ordering::SeqCst), queue.depth().await.unwrap().in_flight) };
     until("three are handled and two receives are taken", || async { at_once().await == (3, 23) }).await;
