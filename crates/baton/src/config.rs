@@ -16,10 +16,10 @@ use alloy_primitives::U256;
 use reqwest::Url;
 use sha2::{Digest, Sha256};
 
-use crate::relay::call::parse_amount;
-use crate::relay::report::Mode;
-use crate::relay::routing::RoutingSettings;
-use crate::relay::transaction::Clocks;
+use crate::relay::relayer::routing::RoutingSettings;
+use crate::relay::request::call::parse_amount;
+use crate::relay::state::report::Mode;
+use crate::relay::state::transaction::Timings;
 pub use chain::{ChainConfig, ForwarderConfig};
 pub use users::UsersConfig;
 
@@ -242,7 +242,7 @@ pub struct RelayConfig {
     /// `RECONCILE_DEAD_LETTERS_MS`: how often it looks at the dead letters.
     pub dead_letters_every: Duration,
     /// The ages at which the reconciler looks at a row (`RECONCILE_*`, `RELAYER_SUBMIT_TIMEOUT_MS`).
-    pub clocks: Clocks,
+    pub timings: Timings,
     /// `RELAYER_*` and `BREAKER_*`: routing.
     pub routing: RoutingSettings,
     /// `RPC_*`, `CHAIN_ID`, `FORWARDER_*` and `RELAY_PREFLIGHT`: the chain, if it is asked anything.
@@ -423,14 +423,14 @@ impl Config {
                 relayer_retention: vars.millis("RELAYER_RETENTION_MS"),
                 reconcile_interval: vars.millis("RECONCILE_INTERVAL_MS"),
                 dead_letters_every,
-                clocks: Clocks {
+                timings: Timings {
                     pending_check: vars.millis("RECONCILE_PENDING_MS"),
                     claim_check: vars.millis("CONSUMER_DEAD_AFTER_MS"),
                     submit_timeout,
                     // Late enough for a slow store, early enough to leave the answer its time.
                     send_window: (submit_timeout / 2).min(Duration::from_secs(5)),
                     relayer_timeout: vars.millis("RELAYER_HANDLER_TIMEOUT_MS"),
-                    doubt_check: vars.millis("RECONCILE_UNKNOWN_MS"),
+                    unknown_check: vars.millis("RECONCILE_UNKNOWN_MS"),
                     absence_confirm: vars.millis("RECONCILE_ABSENT_MS"),
                     submitted_check: vars.millis("RECONCILE_SUBMITTED_MS"),
                     submitted_check_max: vars.millis("RECONCILE_SUBMITTED_MAX_MS"),
@@ -745,7 +745,7 @@ mod tests {
         assert_eq!(config.relay.relayers[1].1.expose(), "secret");
         assert_eq!((config.http.listen.port(), config.relay.concurrency), (3000, 64));
         assert_eq!(config.relay.mode, Mode::FireAndForget);
-        assert_eq!(config.relay.clocks.submit_timeout, Duration::from_secs(30));
+        assert_eq!(config.relay.timings.submit_timeout, Duration::from_secs(30));
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use pipeline::{DeadLetter, MessageId, QueueError};
 
-use crate::relay::book::{Book, Updated};
-use crate::relay::message::Envelope;
+use crate::relay::state::message::TransactionMessage;
+use crate::relay::state::transaction::{Refused, Status, TransactionId};
 use crate::relay::store::StoreError;
-use crate::relay::transaction::{Refused, Status, TransactionId};
+use crate::relay::update::guarded_store::{GuardedStore, Updated};
 use crate::timestamp::Timestamp;
 
 /// Which dead letters.
@@ -47,7 +47,7 @@ pub enum DeadLetterError {
 
 /// The transaction a dead letter is about; none if its body cannot be read.
 pub fn transaction_id(letter: &DeadLetter) -> Option<TransactionId> {
-    Envelope::parse(&letter.body).ok().map(|envelope| envelope.transaction_id())
+    TransactionMessage::parse(&letter.body).ok().map(|envelope| envelope.transaction_id())
 }
 
 impl Selection {
@@ -66,13 +66,13 @@ impl Selection {
 }
 
 /// The selected dead letters, oldest first.
-pub async fn select(book: &Book, selection: &Selection) -> Result<Vec<DeadLetter>, DeadLetterError> {
+pub async fn select(guarded: &GuardedStore, selection: &Selection) -> Result<Vec<DeadLetter>, DeadLetterError> {
     const PAGE: usize = 500;
     let mut selected = Vec::new();
     let mut seen = HashSet::new();
     let mut after: Option<MessageId> = None;
     loop {
-        let page = match book.queue.dead_letters(after.as_ref(), PAGE).await {
+        let page = match guarded.queue.dead_letters(after.as_ref(), PAGE).await {
             // The last one read was moved meanwhile: from the start again, passing over what is known.
             Err(QueueError::NotFound) => {
                 after = None;
@@ -99,11 +99,11 @@ pub async fn select(book: &Book, selection: &Selection) -> Result<Vec<DeadLetter
 
 /// Starts dead letters over; one answer for each. Their messages are moved together, since a queue may have to read
 /// through all of its dead letters for each move.
-pub async fn replay(book: &Book, letters: &[DeadLetter]) -> Result<Vec<Replayed>, DeadLetterError> {
+pub async fn replay(guarded: &GuardedStore, letters: &[DeadLetter]) -> Result<Vec<Replayed>, DeadLetterError> {
     let mut answers = Vec::with_capacity(letters.len());
     let (mut reopened, mut over) = (Vec::new(), Vec::new());
     for letter in letters {
-        let answer = reopen(book, letter).await?;
+        let answer = reopen(guarded, letter).await?;
         match &answer {
             Replayed::Yes => reopened.push(letter.id.clone()),
             Replayed::Over => over.push(letter.id.clone()),
@@ -111,24 +111,24 @@ pub async fn replay(book: &Book, letters: &[DeadLetter]) -> Result<Vec<Replayed>
         }
         answers.push(answer);
     }
-    settled(book.queue.replay(&reopened, Duration::ZERO).await)?;
-    settled(book.queue.discard(&over).await)?;
+    settled(guarded.queue.replay(&reopened, Duration::ZERO).await)?;
+    settled(guarded.queue.discard(&over).await)?;
     Ok(answers)
 }
 
 /// Drops dead letters for good; their transactions stay failed.
-pub async fn discard(book: &Book, letters: &[DeadLetter]) -> Result<(), DeadLetterError> {
+pub async fn discard(guarded: &GuardedStore, letters: &[DeadLetter]) -> Result<(), DeadLetterError> {
     let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id.clone()).collect();
-    settled(book.queue.discard(&ids).await)
+    settled(guarded.queue.discard(&ids).await)
 }
 
 /// Lets the row of a dead letter begin again.
-async fn reopen(book: &Book, letter: &DeadLetter) -> Result<Replayed, StoreError> {
+async fn reopen(guarded: &GuardedStore, letter: &DeadLetter) -> Result<Replayed, StoreError> {
     let Some(id) = transaction_id(letter) else {
         return Ok(Replayed::No("its body is not a message about a transaction".to_owned()));
     };
     let now = Timestamp::now();
-    Ok(match book.update(id, |row| row.replay(now, &book.clocks)).await? {
+    Ok(match guarded.update(id, |row| row.replay(now, &guarded.timings)).await? {
         Updated::Missing => Replayed::No("there is no such transaction".to_owned()),
         Updated::Moved(_) => Replayed::Yes,
         // An earlier replay was interrupted before it moved the message,

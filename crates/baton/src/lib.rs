@@ -5,7 +5,6 @@
 //! [`cache`] and [`dead_letters`] serve the first lane, [`engine`] opens what both may run on, [`config`] is the only
 //! reader of the environment, [`cli`] puts a process together, and [`dev`] brings the development relayers.
 
-pub mod cache;
 pub mod cli;
 pub mod config;
 pub mod dead_letters;

@@ -89,10 +89,10 @@ impl Which {
 
 /// Runs one of them.
 pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCode> {
-    let book = relay::lane::Lane::open(config).await?.book;
+    let guarded = relay::lane::RelayLane::open(config).await?.guarded;
     match command {
         DlqCommand::List { which } => {
-            let letters = dead_letters::select(&book, &which.selection()).await?;
+            let letters = dead_letters::select(&guarded, &which.selection()).await?;
             for letter in &letters {
                 println!("{}", line(letter));
             }
@@ -101,7 +101,7 @@ pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCod
         }
         DlqCommand::Show { id } => {
             let selection = Selection { ids: vec![id.clone()], ..Selection::default() };
-            let letters = dead_letters::select(&book, &selection).await?;
+            let letters = dead_letters::select(&guarded, &selection).await?;
             anyhow::ensure!(!letters.is_empty(), "there is no dead letter {id}; `baton dlq list` shows them");
             for letter in &letters {
                 show(letter);
@@ -110,7 +110,7 @@ pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCod
         }
         DlqCommand::Replay { which, all, dry_run, rate } => {
             anyhow::ensure!(all || !which.is_everything(), "name ids, a --reason or --max, or say --all");
-            let letters = dead_letters::select(&book, &which.selection()).await?;
+            let letters = dead_letters::select(&guarded, &which.selection()).await?;
             if dry_run {
                 return Ok(would("replay", &letters));
             }
@@ -118,7 +118,7 @@ pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCod
             let (mut done, mut over, mut refused) = (0, 0, 0);
             for some in letters.chunks(together(rate)) {
                 let pause = rate.map(|rate| Duration::from_secs(some.len() as u64) / rate);
-                for (letter, replayed) in some.iter().zip(dead_letters::replay(&book, some).await?) {
+                for (letter, replayed) in some.iter().zip(dead_letters::replay(&guarded, some).await?) {
                     match replayed {
                         Replayed::Yes => done += 1,
                         Replayed::Over => over += 1,
@@ -142,13 +142,13 @@ pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCod
         }
         DlqCommand::Drop { which, all, dry_run } => {
             anyhow::ensure!(all || !which.is_everything(), "name ids, a --reason or --max, or say --all");
-            let letters = dead_letters::select(&book, &which.selection()).await?;
+            let letters = dead_letters::select(&guarded, &which.selection()).await?;
             if dry_run {
                 return Ok(would("drop", &letters));
             }
             let mut done = 0;
             for some in letters.chunks(TOGETHER_MAX) {
-                dead_letters::discard(&book, some).await?;
+                dead_letters::discard(&guarded, some).await?;
                 done += some.len();
                 progress(done, letters.len());
             }

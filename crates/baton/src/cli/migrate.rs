@@ -7,7 +7,7 @@ use crate::{relay, users};
 
 /// Migrates and says what is there now.
 pub async fn run(config: &Config) -> anyhow::Result<ExitCode> {
-    let relay = relay::engine::Engine::open(config).await?.describe_store();
+    let relay = relay::engine::RelayEngine::open(config).await?.describe_store();
     println!("{relay} is up to date");
     let users = users::engine::Engine::open(config).await?.described;
     println!("{users} is up to date");

@@ -17,14 +17,14 @@ use crate::{relay, telemetry, users};
 
 /// The lanes that a service works on.
 pub struct Lanes {
-    relay: Option<relay::lane::Lane>,
+    relay: Option<relay::lane::RelayLane>,
     users: Option<users::lane::Lane>,
 }
 
 impl Lanes {
     /// Opens what the service needs; nothing runs yet.
     pub async fn open(config: &Config, service: Service) -> anyhow::Result<Self> {
-        let relay = if service.has_relay() { Some(relay::lane::Lane::open(config).await?) } else { None };
+        let relay = if service.has_relay() { Some(relay::lane::RelayLane::open(config).await?) } else { None };
         let users = if service.has_users() { Some(users::lane::Lane::open(config).await?) } else { None };
         Ok(Self { relay, users })
     }
@@ -62,7 +62,7 @@ impl Lanes {
     /// Says goodbye to the queues: an acknowledgement that is still on its way would be lost with the connection.
     async fn close(&self) {
         if let Some(lane) = &self.relay {
-            lane.book.queue.close().await;
+            lane.guarded.queue.close().await;
         }
         if let Some(lane) = &self.users {
             lane.queue.close().await;
@@ -71,8 +71,8 @@ impl Lanes {
 
     fn health(&self, service: Service, metrics: PrometheusHandle) -> HealthState {
         let relay = self.relay.as_ref().map(|lane| {
-            let (book, pool) = (Arc::clone(&lane.book), Arc::clone(&lane.pool));
-            RelayHealth { book, pool }
+            let (guarded, pool) = (Arc::clone(&lane.guarded), Arc::clone(&lane.pool));
+            RelayHealth { guarded, pool }
         });
         let users = self.users.as_ref().map(|lane| {
             let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
@@ -132,7 +132,7 @@ fn routes(config: &Config, service: Service, lanes: &Lanes, metrics: PrometheusH
             api = api.merge(lane.api_routes());
         }
         api = api.layer(middleware::from_fn_with_state(keys, auth::require_key));
-        if let Some(webhooks) = lanes.relay.as_ref().and_then(relay::lane::Lane::webhook_routes) {
+        if let Some(webhooks) = lanes.relay.as_ref().and_then(relay::lane::RelayLane::webhook_routes) {
             api = api.merge(webhooks);
         }
         routes = routes.merge(api);

@@ -8,11 +8,11 @@ use clap::Subcommand;
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::relay::api;
-use crate::relay::book::{Book, Updated};
-use crate::relay::lane::Lane;
+use crate::relay::lane::RelayLane;
+use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::Filter;
-use crate::relay::transaction::{Transaction, TransactionId};
+use crate::relay::update::guarded_store::{GuardedStore, Updated};
+use crate::relay::update::view;
 use crate::timestamp::Timestamp;
 
 /// What to do with transactions.
@@ -52,26 +52,26 @@ pub enum TxCommand {
 
 /// Runs one of them.
 pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode> {
-    let book = Lane::open(config).await?.book;
+    let guarded = RelayLane::open(config).await?.guarded;
     match command {
         TxCommand::Show { id, json } => {
-            let row = find(&book, id).await?;
+            let row = find(&guarded, id).await?;
             if json {
-                println!("{:#}", api::show(&row));
+                println!("{:#}", view::show(&row));
             } else {
-                show(&book, &row).await?;
+                show(&guarded, &row).await?;
             }
             Ok(ExitCode::SUCCESS)
         }
-        TxCommand::Watch { id, timeout } => watch(&book, id, Duration::from_secs(timeout)).await,
+        TxCommand::Watch { id, timeout } => watch(&guarded, id, Duration::from_secs(timeout)).await,
         TxCommand::Unknown => {
-            let filter = Filter { in_doubt: true, ..Filter::default() };
+            let filter = Filter { outcome_unknown: true, ..Filter::default() };
             let mut before = None;
             let mut count = 0;
             loop {
-                let rows = book.store.list(&filter, before, 200).await?;
+                let rows = guarded.store.list(&filter, before, 200).await?;
                 for row in &rows {
-                    println!("{}  {}  {}", row.id, row.status, in_doubt_because(row));
+                    println!("{}  {}  {}", row.id, row.status, unknown_because(row));
                 }
                 count += rows.len();
                 match rows.last() {
@@ -82,18 +82,18 @@ pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode
             println!("{count} with unknown outcome");
             Ok(ExitCode::SUCCESS)
         }
-        TxCommand::Resolve { id, resend, .. } => resolve(&book, id, resend).await,
+        TxCommand::Resolve { id, resend, .. } => resolve(&guarded, id, resend).await,
     }
 }
 
-async fn find(book: &Book, id: Uuid) -> anyhow::Result<Transaction> {
-    let row = book.store.get(TransactionId(id)).await?;
+async fn find(guarded: &GuardedStore, id: Uuid) -> anyhow::Result<Transaction> {
+    let row = guarded.store.get(TransactionId(id)).await?;
     row.ok_or_else(|| anyhow::anyhow!("there is no transaction {id} in this data directory (BATON_DATA_DIR)"))
 }
 
-async fn show(book: &Book, row: &Transaction) -> anyhow::Result<()> {
+async fn show(guarded: &GuardedStore, row: &Transaction) -> anyhow::Result<()> {
     println!("transaction  {}", row.id);
-    println!("status       {}{}", row.status, if row.is_in_doubt() { " (outcome unknown)" } else { "" });
+    println!("status       {}{}", row.status, if row.outcome_unknown() { " (outcome unknown)" } else { "" });
     println!("to           {}", row.call.to.to_checksum(None));
     println!("value        {} wei", row.call.value);
     if let Some(forward) = &row.forward {
@@ -116,15 +116,15 @@ async fn show(book: &Book, row: &Transaction) -> anyhow::Result<()> {
     }
     println!("timeline");
     println!("  {}  accepted  stored and queued", row.created_at);
-    for entry in book.store.timeline(row.id).await? {
+    for entry in guarded.store.timeline(row.id).await? {
         println!("  {}  {}  {}", entry.at, entry.action, entry.detail);
     }
     Ok(())
 }
 
-fn in_doubt_because(row: &Transaction) -> String {
+fn unknown_because(row: &Transaction) -> String {
     if let Some(claim) = &row.claim {
-        let reason = claim.doubt.as_ref().map_or("", |doubt| doubt.reason.as_str());
+        let reason = claim.unknown.as_ref().map_or("", |unknown| unknown.reason.as_str());
         return format!("at {} since {}: {reason}", claim.relayer, claim.at);
     }
     match &row.binding {
@@ -134,14 +134,14 @@ fn in_doubt_because(row: &Transaction) -> String {
 }
 
 /// Prints each new step as it comes; the exit code says how it ended.
-async fn watch(book: &Book, id: Uuid, timeout: Duration) -> anyhow::Result<ExitCode> {
+async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::Result<ExitCode> {
     let deadline = tokio::time::Instant::now() + timeout;
     let mut seen = 0;
-    let first = find(book, id).await?;
+    let first = find(guarded, id).await?;
     println!("{}  accepted", first.created_at);
     loop {
-        let row = find(book, id).await?;
-        for entry in book.store.timeline(row.id).await? {
+        let row = find(guarded, id).await?;
+        for entry in guarded.store.timeline(row.id).await? {
             if entry.seq > seen {
                 println!("{}  {}  {}", entry.at, entry.action, entry.detail);
                 seen = entry.seq;
@@ -150,7 +150,7 @@ async fn watch(book: &Book, id: Uuid, timeout: Duration) -> anyhow::Result<ExitC
         if row.status.is_final() {
             let hash = row.hash.as_deref().unwrap_or("no hash");
             println!("final: {} ({hash})", row.status);
-            let failed = row.status == crate::relay::transaction::Status::Failed;
+            let failed = row.status == crate::relay::state::transaction::Status::Failed;
             return Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
         anyhow::ensure!(tokio::time::Instant::now() < deadline, "still {} after {timeout:?}", row.status);
@@ -158,17 +158,17 @@ async fn watch(book: &Book, id: Uuid, timeout: Duration) -> anyhow::Result<ExitC
     }
 }
 
-async fn resolve(book: &Book, id: Uuid, resend: bool) -> anyhow::Result<ExitCode> {
+async fn resolve(guarded: &GuardedStore, id: Uuid, resend: bool) -> anyhow::Result<ExitCode> {
     let now = Timestamp::now();
     let decide = |row: &Transaction| {
-        if resend { row.resolve_resend(now, &book.clocks) } else { row.resolve_fail(now) }
+        if resend { row.resolve_resend(now, &guarded.timings) } else { row.resolve_fail(now) }
     };
-    match book.update(TransactionId(id), decide).await? {
+    match guarded.update(TransactionId(id), decide).await? {
         Updated::Missing => anyhow::bail!("there is no transaction {id} in this data directory (BATON_DATA_DIR)"),
         Updated::Refused(refused, row) => anyhow::bail!("{id} is {} and cannot be resolved: {refused}", row.status),
         Updated::Moved(row) => {
             if resend {
-                book.publish_again(&row, Duration::ZERO).await;
+                guarded.publish_again(&row, Duration::ZERO).await;
                 println!("{id} is queued again");
             } else {
                 println!("{id} is failed");

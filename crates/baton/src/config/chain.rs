@@ -6,7 +6,7 @@ use std::time::Duration;
 use alloy_primitives::Address;
 
 use super::{Secret, Variable, Vars, var};
-use crate::relay::call::parse_address;
+use crate::relay::request::call::parse_address;
 
 /// The chain behind `RPC_URL`.
 #[derive(Debug, Clone)]

@@ -12,8 +12,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use pipeline::{Depth, Queue};
 use serde_json::{Value, json};
 
-use crate::relay::book::Book;
 use crate::relay::relayer::pool::Pool;
+use crate::relay::update::guarded_store::GuardedStore;
 use crate::users::store::UserStore;
 
 /// What is looked at.
@@ -33,7 +33,7 @@ pub struct HealthState {
 #[derive(Clone)]
 pub struct RelayHealth {
     /// Store and queue.
-    pub book: Arc<Book>,
+    pub guarded: Arc<GuardedStore>,
     /// The relayers, as this process sees them.
     pub pool: Arc<Pool>,
 }
@@ -65,7 +65,7 @@ pub fn routes(state: HealthState) -> Router {
 async fn ready(State(state): State<HealthState>) -> Response {
     let relay = async {
         match &state.relay {
-            Some(relay) => in_time(relay.book.store.ping()).await.is_some(),
+            Some(relay) => in_time(relay.guarded.store.ping()).await.is_some(),
             None => true,
         }
     };
@@ -117,18 +117,21 @@ async fn health(State(state): State<HealthState>) -> Response {
 impl RelayHealth {
     /// Adds the lane's parts; whether all is well with them.
     async fn look(&self, parts: &mut serde_json::Map<String, Value>) -> bool {
-        let (census, depth, cache) =
-            tokio::join!(in_time(self.book.store.census()), in_time(self.book.queue.depth()), self.book.cache.ping());
+        let (counts, depth, cache) = tokio::join!(
+            in_time(self.guarded.store.counts()),
+            in_time(self.guarded.queue.depth()),
+            self.guarded.cache.ping()
+        );
         let relayers = self.pool.view();
         let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
-        let store = match &census {
-            Some(census) => json!({
+        let store = match &counts {
+            Some(counts) => json!({
                 "status": "ok",
-                "open": census.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
+                "open": counts.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
                     .collect::<serde_json::Map<_, _>>(),
-                "claims": census.claims,
-                "outcomeUnknown": census.claims_in_doubt,
-                "forgottenByRelayer": census.forgotten,
+                "claims": counts.claims,
+                "outcomeUnknown": counts.claims_outcome_unknown,
+                "forgottenByRelayer": counts.forgotten,
             }),
             None => json!({ "status": "unavailable" }),
         };
@@ -152,7 +155,7 @@ impl RelayHealth {
         });
         let status = if able > 0 { "ok" } else { "unavailable" };
         parts.insert("relayers".to_owned(), json!({ "status": status, "able": able, "each": each.collect::<Value>() }));
-        census.is_some() && depth.is_some() && able > 0
+        counts.is_some() && depth.is_some() && able > 0
     }
 }
 

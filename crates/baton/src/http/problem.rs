@@ -7,7 +7,7 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use tracing::error;
 
-pub use crate::relay::call::FieldProblem;
+pub use crate::relay::request::call::FieldProblem;
 
 /// An error on its way to the client.
 #[derive(Debug, Clone)]

@@ -12,19 +12,19 @@ use pipeline::{Queue, QueueOptions};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::coalescer::{Coalescer, Grouping};
-use super::intake::Way;
-use super::lane::QUEUE;
-use super::store::mysql::{MySqlOptions, MySqlStore};
-use super::store::sqlite::SqliteStore;
-use super::store::{NewTransaction, TransactionStore};
-use crate::cache::Cache;
 use crate::config::{Config, QueueEngine};
 use crate::engine::open_sqs;
+use crate::relay::accept::intake::AcceptMode;
+use crate::relay::lane::QUEUE;
+use crate::relay::store::coalescer::{Coalescer, Grouping};
+use crate::relay::store::mysql::{MySqlOptions, MySqlStore};
+use crate::relay::store::sqlite::SqliteStore;
+use crate::relay::store::{NewTransaction, TransactionStore};
+use crate::relay::update::cache::Cache;
 use crate::timestamp;
 
 /// Store and queue.
-pub struct Engine {
+pub struct RelayEngine {
     store: Store,
     queue: Messages,
 }
@@ -44,7 +44,7 @@ const CLOCK_EVERY: Duration = Duration::from_secs(30);
 /// How long its answer may be on the way to count.
 const CLOCK_ANSWER_MAX: Duration = Duration::from_millis(200);
 
-impl Engine {
+impl RelayEngine {
     /// Opens what the configuration names, and brings the schema up to date.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
         let relay = &config.relay;
@@ -109,12 +109,14 @@ impl Engine {
     }
 
     /// How a transaction and its message are stored: in one commit where both are in one file.
-    pub fn way(&self) -> Way {
+    pub fn way(&self) -> AcceptMode {
         match (&self.store, &self.queue) {
-            (Store::Embedded(store, _), Messages::Embedded(queue)) => Way::OneCommit(store.clone(), queue.clone()),
+            (Store::Embedded(store, _), Messages::Embedded(queue)) => {
+                AcceptMode::OneCommit(store.clone(), queue.clone())
+            }
             _ => {
                 let store = self.store();
-                Way::RowThenMessage(Coalescer::new(Grouping::default(), move |rows: Vec<NewTransaction>| {
+                AcceptMode::RowThenMessage(Coalescer::new(Grouping::default(), move |rows: Vec<NewTransaction>| {
                     let store = Arc::clone(&store);
                     async move { store.accept(&rows).await }
                 }))

@@ -10,22 +10,23 @@ use pipeline::{Pipeline, PipelineOptions, RetryPolicy, Summary};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::api::{self, ApiState};
-use super::book::Book;
-use super::chain::Chain;
-use super::consumer::{Consumer, ConsumerSettings};
-use super::engine::Engine;
-use super::gasless::Gasless;
-use super::intake::Intake;
-use super::order::Order;
-use super::reconciler::{Reconciler, ReconcilerSettings};
-use super::relayer::client::RelayerClient;
-use super::relayer::pool::Pool;
-use super::status::StatusLookup;
-use super::status::block::Blocks;
-use super::transaction::ConsumerId;
-use super::webhook::{self, WebhookState};
 use crate::config::{Config, RelayConfig};
+use crate::relay::accept::api::{self, AcceptApi};
+use crate::relay::accept::gasless::Gasless;
+use crate::relay::accept::intake::TransactionIntake;
+use crate::relay::chain::Chain;
+use crate::relay::engine::RelayEngine;
+use crate::relay::observe::api::{self as read_api, ReadApi};
+use crate::relay::observe::block::Blocks;
+use crate::relay::observe::status::StatusLookup;
+use crate::relay::observe::webhook::{self, WebhookState};
+use crate::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
+use crate::relay::relayer::client::RelayerClient;
+use crate::relay::relayer::pool::Pool;
+use crate::relay::state::transaction::ConsumerId;
+use crate::relay::submit::consumer::{Consumer, ConsumerSettings};
+use crate::relay::submit::nonce_order::NonceOrder;
+use crate::relay::update::guarded_store::GuardedStore;
 use crate::telemetry;
 use crate::timestamp::Timestamp;
 
@@ -33,14 +34,14 @@ use crate::timestamp::Timestamp;
 pub const QUEUE: &str = "relay-transactions";
 
 /// The lane.
-pub struct Lane {
+pub struct RelayLane {
     /// Store, queue and cache.
-    pub book: Arc<Book>,
+    pub guarded: Arc<GuardedStore>,
     /// The relayers.
     pub pool: Arc<Pool>,
     /// The chain, if it may be asked.
     chain: Option<Arc<Chain>>,
-    engine: Engine,
+    engine: RelayEngine,
     config: RelayConfig,
     request_timeout: Duration,
 }
@@ -50,17 +51,17 @@ const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the gauges are refreshed.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 
-impl Lane {
+impl RelayLane {
     /// Opens the lane's store and queue; nothing runs yet.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
         let relay = config.relay.clone();
-        let engine = Engine::open(config).await?;
-        let book = Arc::new(Book {
+        let engine = RelayEngine::open(config).await?;
+        let guarded = Arc::new(GuardedStore {
             store: engine.store(),
             queue: engine.queue(),
             cache: engine.cache(config)?,
             mode: relay.mode,
-            clocks: relay.clocks,
+            timings: relay.timings,
         });
         let clients = relay
             .relayers
@@ -71,7 +72,7 @@ impl Lane {
             .collect::<anyhow::Result<Vec<_>>>()?;
         let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout);
         let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
-        Ok(Self { book, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
+        Ok(Self { guarded, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
     }
 
     /// The routes that need a key.
@@ -80,28 +81,29 @@ impl Lane {
         // apart from a slow client.
         let timeout = (self.request_timeout / 2).min(Duration::from_secs(10))
             - Duration::from_millis(10).min(self.request_timeout / 4);
-        let intake = Intake::new(self.engine.way(), Arc::clone(&self.book), timeout);
-        let (book, pool) = (Arc::clone(&self.book), Arc::clone(&self.pool));
-        let blocks = self.chain.clone().map(|chain| Blocks::new(chain, Arc::clone(&book), self.request_timeout));
-        let lookup = StatusLookup::new(book, pool, blocks, self.config.health_timeout);
+        let intake = TransactionIntake::new(self.engine.way(), Arc::clone(&self.guarded), timeout);
+        let (guarded, pool) = (Arc::clone(&self.guarded), Arc::clone(&self.pool));
+        let blocks = self.chain.clone().map(|chain| Blocks::new(chain, Arc::clone(&guarded), self.request_timeout));
+        let lookup = StatusLookup::new(guarded, pool, blocks, self.config.health_timeout);
         let forwarder = self.config.chain.as_ref().and_then(|chain| chain.forwarder.clone());
         let gasless = self.chain.as_ref().zip(forwarder);
         let gasless =
-            gasless.map(|(chain, forwarder)| Gasless::new(Arc::clone(chain), forwarder, Arc::clone(&self.book)));
-        api::routes(ApiState { intake, gasless, lookup, book: Arc::clone(&self.book) })
+            gasless.map(|(chain, forwarder)| Gasless::new(Arc::clone(chain), forwarder, Arc::clone(&self.guarded)));
+        let read = ReadApi { lookup, guarded: Arc::clone(&self.guarded) };
+        api::routes(AcceptApi { intake, gasless }).merge(read_api::routes(read))
     }
 
     /// The routes that relayers call.
     pub fn webhook_routes(&self) -> Option<Router> {
         let key = self.config.webhook_key.clone()?;
-        Some(webhook::routes(WebhookState { book: Arc::clone(&self.book), key: Arc::new(key) }))
+        Some(webhook::routes(WebhookState { guarded: Arc::clone(&self.guarded), key: Arc::new(key) }))
     }
 
     /// Consumes and reconciles until shutdown, then drains.
     pub async fn consume(&self, shutdown: CancellationToken) -> Summary {
         let me = ConsumerId::generate();
         let reconciler = Reconciler::new(
-            Arc::clone(&self.book),
+            Arc::clone(&self.guarded),
             Arc::clone(&self.pool),
             me.clone(),
             ReconcilerSettings {
@@ -126,9 +128,14 @@ impl Lane {
             question_timeout: QUESTION_TIMEOUT,
         };
         let consumer = Consumer {
-            book: Arc::clone(&self.book),
+            guarded: Arc::clone(&self.guarded),
             pool: Arc::clone(&self.pool),
-            order: Order::new(Arc::clone(&self.book), Arc::clone(&self.pool), self.chain.clone(), QUESTION_TIMEOUT),
+            order: NonceOrder::new(
+                Arc::clone(&self.guarded),
+                Arc::clone(&self.pool),
+                self.chain.clone(),
+                QUESTION_TIMEOUT,
+            ),
             preflight: self.chain.clone().filter(|_| preflight),
             me: me.clone(),
             settings,
@@ -141,10 +148,10 @@ impl Lane {
             ..PipelineOptions::default()
         };
         info!(action = "consumer_started", consumer = %me, "consuming {QUEUE}");
-        // The pulse goes on while the last handlers finish: their claims are still alive.
+        // The heartbeat goes on while the last handlers finish: their claims are still alive.
         let drained = CancellationToken::new();
         let stop_sweeping = drained.clone().drop_guard();
-        let pipeline = Pipeline::new(Arc::clone(&self.book.queue), options);
+        let pipeline = Pipeline::new(Arc::clone(&self.guarded.queue), options);
         let consuming = async {
             let summary = pipeline.run(Arc::new(consumer), shutdown).await;
             drop(stop_sweeping);
@@ -162,18 +169,18 @@ impl Lane {
 
     async fn measure(&self, shutdown: CancellationToken) {
         loop {
-            if let Ok(depth) = self.book.queue.depth().await {
+            if let Ok(depth) = self.guarded.queue.depth().await {
                 telemetry::measure_queue(QUEUE, &depth);
             }
-            if let Ok(census) = self.book.store.census().await {
-                for (status, count) in census.open {
+            if let Ok(counts) = self.guarded.store.counts().await {
+                for (status, count) in counts.open {
                     gauge!("baton_transactions_open", "status" => status.name()).set(count as f64);
                 }
-                let age = census.oldest_pending.map(|since| Timestamp::now().since(since)).unwrap_or_default();
+                let age = counts.oldest_pending.map(|since| Timestamp::now().since(since)).unwrap_or_default();
                 gauge!("baton_transactions_oldest_pending_seconds").set(age.as_secs_f64());
-                gauge!("baton_claims").set(census.claims as f64);
-                gauge!("baton_claims_outcome_unknown").set(census.claims_in_doubt as f64);
-                gauge!("baton_transactions_forgotten").set(census.forgotten as f64);
+                gauge!("baton_claims").set(counts.claims as f64);
+                gauge!("baton_claims_outcome_unknown").set(counts.claims_outcome_unknown as f64);
+                gauge!("baton_transactions_forgotten").set(counts.forgotten as f64);
             }
             tokio::select! {
                 () = shutdown.cancelled() => return,

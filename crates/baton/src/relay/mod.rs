@@ -1,30 +1,23 @@
-//! The relay lane, its files in the order a transaction meets them:
+//! The relay lane: blockchain transactions, from `POST` to their end on the chain.
 //!
-//! [`api`] → [`call`] or [`forward_request`] (with [`gasless`]) → [`intake`] (with [`coalescer`]) → ([`message`]) → [`consumer`] (with [`order`] and [`preflight`]) → [`routing`] → [`relayer`] → [`webhook`] →
-//! [`report`] → [`status`], with [`reconciler`] for whatever got stuck and [`doubt`] for what nobody knows. [`transaction`] holds the states and their
-//! only legal moves; [`book`] saves them in a [`store`]; [`chain`] is asked by whoever must know.
+//! The folders, in the order a transaction meets them: [`accept`] (HTTP calls, checks, intake) → [`submit`] (consumer,
+//! nonce order, pre-flight) → [`relayer`] (client, pool, routing) → [`observe`] (webhooks, status, block) →
+//! [`reconcile`] (sweeps, unknown outcomes, proof of absence). They share [`request`] (what a client asks for),
+//! [`state`] (a transaction and its legal moves, pure), [`store`] (the databases), [`chain`] (the node behind
+//! `RPC_URL`) and [`update`] (the guarded change of a row, with its cache and its view).
+//!
+//! Imports point one way: `request` ← `state` ← `store` ← `chain` ← `relayer` ← `update` ← `observe` ← `submit` ←
+//! `reconcile` ← `accept` ← [`engine`] ← [`lane`]. The test `layers` fails on an import against the arrows.
 
-pub mod api;
-pub mod book;
-pub mod call;
+pub mod accept;
 pub mod chain;
-pub mod coalescer;
-pub mod consumer;
-pub mod doubt;
 pub mod engine;
-pub mod forward_request;
-pub mod gasless;
-pub mod intake;
 pub mod lane;
-pub mod message;
-pub mod order;
-pub mod preflight;
-pub mod reconciler;
+pub mod observe;
+pub mod reconcile;
 pub mod relayer;
-pub mod report;
-pub mod routing;
-pub mod search;
-pub mod status;
+pub mod request;
+pub mod state;
 pub mod store;
-pub mod transaction;
-pub mod webhook;
+pub mod submit;
+pub mod update;

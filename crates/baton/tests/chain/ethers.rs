@@ -2,7 +2,7 @@
 
 use alloy_primitives::{Address, B256, Bytes, U256, Uint};
 use baton::config::ForwarderConfig;
-use baton::relay::forward_request::{self, GaslessRequest};
+use baton::relay::request::forward::{self, GaslessRequest};
 use harness::chain::{CHAIN_ID, FORWARDER_NAME, ForwardRequest};
 use harness::process::Program;
 use rand::rngs::StdRng;

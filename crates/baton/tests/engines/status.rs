@@ -129,8 +129,8 @@ async fn a_reader_of_all_tiers_never_sees_a_step_back() {
 
 #[tokio::test]
 async fn an_older_version_never_replaces_a_newer_one() {
-    use baton::cache::{Cache, Entry};
-    use baton::relay::transaction::TransactionId;
+    use baton::relay::state::transaction::TransactionId;
+    use baton::relay::update::cache::{Cache, Entry};
     let url = server("BATON_TEST_REDIS_URL");
     let id = TransactionId::generate();
     let entry =

@@ -35,7 +35,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// So many equal relayers, and clocks short enough for a test.
+    /// So many equal relayers, and timings short enough for a test.
     pub fn relayers(count: usize) -> Self {
         let env = [
             ("LOG_LEVEL", "info"),
@@ -44,7 +44,7 @@ impl Plan {
             ("RELAYER_MAX_IN_FLIGHT", "100000"),
             ("RELAYER_SUBMIT_TIMEOUT_MS", "2000"),
             ("RELAYER_HANDLER_TIMEOUT_MS", "2000"),
-            // The clocks here are the same one, and a test is shorter than any real difference.
+            // The timings here are the same one, and a test is shorter than any real difference.
             ("RELAYER_CLOCK_SKEW_MS", "1"),
             ("RECONCILE_INTERVAL_MS", "100"),
             ("RECONCILE_UNKNOWN_MS", "200"),

@@ -4,11 +4,11 @@
 mod engines;
 mod mysql;
 
-use baton::relay::report::{Mode, Report, ReportedStatus, Source, Verdict};
-use baton::relay::store::{Accepted, Due, Filter, IdempotencyKey, KeyOwner, Saved, StoreError};
-use baton::relay::transaction::{
-    ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, Unknown,
+use baton::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
+use baton::relay::state::transaction::{
+    ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };
+use baton::relay::store::{Accepted, Due, Filter, IdempotencyKey, KeyOwner, Saved, StoreError};
 use baton::timestamp::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
@@ -56,11 +56,13 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(row.clone()));
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
     let relayer = RelayerUrl("http://r1".into());
-    let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.clocks).unwrap()];
-    moves.push(moves[0].transaction.doubt(token, "500 ✗", Unknown::Answered, now, &fixture.clocks).unwrap());
-    moves.push(moves[1].transaction.absent(token, now, now, &fixture.clocks).unwrap());
+    let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.timings).unwrap()];
     moves.push(
-        moves[2].transaction.bind(token, &RelayerTxId("oz".into()), Some("0xf"), "t", now, &fixture.clocks).unwrap(),
+        moves[0].transaction.mark_unknown(token, "500 ✗", UnknownCause::Answered, now, &fixture.timings).unwrap(),
+    );
+    moves.push(moves[1].transaction.absent(token, now, now, &fixture.timings).unwrap());
+    moves.push(
+        moves[2].transaction.bind(token, &RelayerTxId("oz".into()), Some("0xf"), "t", now, &fixture.timings).unwrap(),
     );
     moves.push(moves[3].transaction.forgotten(now, now).unwrap());
     moves.push(moves[4].transaction.resolve_fail(now).unwrap());
@@ -81,7 +83,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
     if let Some(binding) = &mut last.binding {
         binding.nonce = Some(u64::from(u32::MAX) + 1);
     }
-    let moved = baton::relay::transaction::Moved { transaction: last, steps: Vec::new() };
+    let moved = baton::relay::state::transaction::Moved { transaction: last, steps: Vec::new() };
     assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);
@@ -95,7 +97,7 @@ async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Fixt
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..word("oz-1", ReportedStatus::Confirmed) };
     let now = Timestamp::now();
-    let verdict = bound.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.clocks);
+    let verdict = bound.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
     let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
     let moved = moved.transaction.in_block("0x1", 12).unwrap();
@@ -138,13 +140,13 @@ async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
 async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
     fixture.bound("taken").await.unwrap();
     let now = Timestamp::now();
-    fixture.store.keep_early(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
+    fixture.store.keep_early_webhook(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
     let mut moves = Vec::new();
     for number in 0..40 {
         let (row, token) = fixture.claimed().await;
         let mut moved = match number % 8 {
             5 => bind(&row, token, "taken"),
-            6 => row.release(token, "it was busy", now, &fixture.clocks).unwrap(),
+            6 => row.release(token, "it was busy", now, &fixture.timings).unwrap(),
             _ => bind(&row, token, &format!("oz-{number}")),
         };
         if number % 8 == 7 {
@@ -193,7 +195,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
     let reason = Some("Insufficient balance".into());
     let report = Report { reason, ..word("oz-1", ReportedStatus::Failed) };
     let now = Timestamp::now();
-    let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.clocks);
+    let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
@@ -312,27 +314,27 @@ async fn the_witness_is_the_last_row_bound_before(fixture: &Fixture) {
 async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &Fixture) {
     let tx_id = RelayerTxId("oz-1".into());
     for record in ["one", "two"] {
-        fixture.store.keep_early(&tx_id, record, Timestamp(1000)).await.unwrap();
+        fixture.store.keep_early_webhook(&tx_id, record, Timestamp(1000)).await.unwrap();
     }
     let (claimed, token) = fixture.claimed().await;
     assert_eq!(fixture.store.save(&bind(&claimed, token, "oz-1")).await.unwrap(), Saved::Yes { early: true });
-    let takers = (0..4).map(|_| fixture.store.take_early(&tx_id));
+    let takers = (0..4).map(|_| fixture.store.take_early_webhooks(&tx_id));
     let taken: Vec<_> = futures::future::join_all(takers).await.into_iter().flat_map(Result::unwrap).collect();
     assert_eq!(taken, ["one", "two"]);
-    assert!(fixture.store.take_early(&tx_id).await.unwrap().is_empty());
-    fixture.store.keep_early(&tx_id, "old", Timestamp(1000)).await.unwrap();
+    assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
+    fixture.store.keep_early_webhook(&tx_id, "old", Timestamp(1000)).await.unwrap();
     assert_eq!(fixture.store.forget(Timestamp(2000)).await.unwrap(), 1);
-    assert!(fixture.store.take_early(&tx_id).await.unwrap().is_empty());
+    assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
 }
 
 async fn early_webhooks_are_not_kept_without_end(fixture: &Fixture) {
     let tx_id = RelayerTxId("oz-1".into());
-    let keeps = (0..8).map(|_| fixture.store.keep_early(&tx_id, "at once", Timestamp(1000)));
+    let keeps = (0..8).map(|_| fixture.store.keep_early_webhook(&tx_id, "at once", Timestamp(1000)));
     futures::future::join_all(keeps).await.into_iter().for_each(Result::unwrap);
     for _ in 0..17 {
-        fixture.store.keep_early(&tx_id, "one more", Timestamp(1000)).await.unwrap();
+        fixture.store.keep_early_webhook(&tx_id, "one more", Timestamp(1000)).await.unwrap();
     }
-    assert_eq!(fixture.store.take_early(&tx_id).await.unwrap().len(), 20);
+    assert_eq!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().len(), 20);
 }
 
 async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &Fixture) {
@@ -341,7 +343,7 @@ async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &Fixture) {
         let (claimed, token) = fixture.claimed().await;
         let moved = bind(&claimed, token, &tx_id.0);
         let webhook = async {
-            fixture.store.keep_early(&tx_id, "{}", Timestamp::now()).await.unwrap();
+            fixture.store.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
             fixture.store.find_bound(&tx_id).await.unwrap()
         };
         let (saved, found) = tokio::join!(fixture.store.save(&moved), webhook);
@@ -377,28 +379,32 @@ async fn the_census_counts_what_is_open(fixture: &Fixture) {
     let bound = fixture.bound("oz-1").await.unwrap();
     let (claimed, token) = fixture.claimed().await;
     let now = Timestamp::now();
-    fixture.store.save(&claimed.doubt(token, "500", Unknown::Answered, now, &fixture.clocks).unwrap()).await.unwrap();
-    let census = fixture.store.census().await.unwrap();
-    assert_eq!(census.open, [(Status::Pending, 2), (Status::Submitted, 1)]);
-    assert_eq!((census.claims, census.claims_in_doubt, census.forgotten), (1, 1, 0));
-    assert_eq!(census.oldest_pending, Some(oldest.created_at));
-    let in_doubt = Filter { in_doubt: true, ..Filter::default() };
-    let doubtful = fixture.store.list(&in_doubt, None, 10).await.unwrap();
-    assert_eq!(doubtful.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed.id]);
+    fixture
+        .store
+        .save(&claimed.mark_unknown(token, "500", UnknownCause::Answered, now, &fixture.timings).unwrap())
+        .await
+        .unwrap();
+    let counts = fixture.store.counts().await.unwrap();
+    assert_eq!(counts.open, [(Status::Pending, 2), (Status::Submitted, 1)]);
+    assert_eq!((counts.claims, counts.claims_outcome_unknown, counts.forgotten), (1, 1, 0));
+    assert_eq!(counts.oldest_pending, Some(oldest.created_at));
+    let in_doubt = Filter { outcome_unknown: true, ..Filter::default() };
+    let unresolved = fixture.store.list(&in_doubt, None, 10).await.unwrap();
+    assert_eq!(unresolved.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed.id]);
     let forgotten = bound.forgotten(now, now).unwrap();
     fixture.store.save(&forgotten).await.unwrap();
-    assert_eq!(fixture.store.census().await.unwrap().forgotten, 1);
+    assert_eq!(fixture.store.counts().await.unwrap().forgotten, 1);
     assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 2);
     fixture.store.save(&forgotten.transaction.resolve_fail(now).unwrap()).await.unwrap();
-    assert_eq!(fixture.store.census().await.unwrap().forgotten, 0);
+    assert_eq!(fixture.store.counts().await.unwrap().forgotten, 0);
     assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 1);
     let me = ConsumerId::generate();
-    fixture.store.pulse(&me, Timestamp(5)).await.unwrap();
-    fixture.store.pulse(&me, Timestamp(9)).await.unwrap();
-    assert_eq!(fixture.store.last_pulse(&me).await.unwrap(), Some(Timestamp(9)));
-    assert_eq!(fixture.store.last_pulse(&ConsumerId::generate()).await.unwrap(), None);
+    fixture.store.heartbeat(&me, Timestamp(5)).await.unwrap();
+    fixture.store.heartbeat(&me, Timestamp(9)).await.unwrap();
+    assert_eq!(fixture.store.last_heartbeat(&me).await.unwrap(), Some(Timestamp(9)));
+    assert_eq!(fixture.store.last_heartbeat(&ConsumerId::generate()).await.unwrap(), None);
     fixture.store.forget(Timestamp(10)).await.unwrap();
-    assert_eq!(fixture.store.last_pulse(&me).await.unwrap(), None);
+    assert_eq!(fixture.store.last_heartbeat(&me).await.unwrap(), None);
     fixture.store.ping().await.unwrap();
 }
 
@@ -427,7 +433,7 @@ async fn fail(fixture: &Fixture, row: &Transaction) {
 
 async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &Fixture) {
     let row = gasless_row(3);
-    assert_eq!(accept(fixture, &row, None).await, Accepted::Now);
+    assert_eq!(accept(fixture, &row, None).await, Accepted::Stored);
     assert_eq!(fixture.store.get(row.id).await.unwrap().as_ref(), Some(&row));
     let (claimed, token) = claim(&row);
     fixture.store.save(&claimed).await.unwrap();
@@ -442,18 +448,18 @@ async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &Fixture) {
     let rows: Vec<_> = (0..20).map(|_| gasless_row(5)).collect();
     let accepts = rows.iter().map(|row| accept(fixture, row, None));
     let answers = futures::future::join_all(accepts).await;
-    let first = rows.iter().zip(&answers).find(|(_, answer)| **answer == Accepted::Now).unwrap().0;
+    let first = rows.iter().zip(&answers).find(|(_, answer)| **answer == Accepted::Stored).unwrap().0;
     let others = answers.iter().filter(|answer| **answer == Accepted::NonceTaken(first.id)).count();
     assert_eq!(others, 19, "{answers:?}");
     let signer = first.forward.as_ref().unwrap().signer();
     assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap().as_ref(), Some(first));
     assert_eq!(fixture.store.nonce_holder(signer, 4).await.unwrap(), None);
-    assert_eq!(accept(fixture, &gasless_row(6), None).await, Accepted::Now, "another nonce");
+    assert_eq!(accept(fixture, &gasless_row(6), None).await, Accepted::Stored, "another nonce");
     fail(fixture, first).await;
     let holder = fixture.store.nonce_holder(signer, 5).await.unwrap().unwrap();
     assert_eq!((holder.id, holder.status), (first.id, Status::Failed), "its followers ask who it was");
     let (second, third) = (gasless_row(5), gasless_row(5));
-    assert_eq!(accept(fixture, &second, None).await, Accepted::Now);
+    assert_eq!(accept(fixture, &second, None).await, Accepted::Stored);
     assert_eq!(accept(fixture, &third, None).await, Accepted::NonceTaken(second.id));
     assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap(), Some(second));
 }
@@ -463,21 +469,25 @@ async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &Fixture) 
     let signer = one.forward.as_ref().unwrap().signer();
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
     for row in [&one, &two] {
-        assert_eq!(accept(fixture, row, None).await, Accepted::Now);
+        assert_eq!(accept(fixture, row, None).await, Accepted::Stored);
     }
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), Some(10));
     fail(fixture, &two).await;
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), Some(9));
     fail(fixture, &one).await;
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
-    let stranger = baton::relay::forward_request::Signer { address: signer.forwarder, forwarder: Default::default() };
+    let stranger = baton::relay::request::forward::Signer { address: signer.forwarder, forwarder: Default::default() };
     assert_eq!(fixture.store.last_nonce(stranger).await.unwrap(), None, "each forwarder counts its own");
 }
 
 async fn a_request_whose_nonce_is_taken_does_not_use_up_its_key(fixture: &Fixture) {
     let (first, second) = (gasless_row(1), gasless_row(1));
-    assert_eq!(accept(fixture, &first, Some("one")).await, Accepted::Now);
-    assert_eq!(accept(fixture, &second, Some("one")).await, Accepted::Before(first.id), "the key is looked at first");
+    assert_eq!(accept(fixture, &first, Some("one")).await, Accepted::Stored);
+    assert_eq!(
+        accept(fixture, &second, Some("one")).await,
+        Accepted::Duplicate(first.id),
+        "the key is looked at first"
+    );
     assert_eq!(accept(fixture, &second, Some("two")).await, Accepted::NonceTaken(first.id));
     assert_eq!(fixture.store.get(second.id).await.unwrap(), None);
     let owner = |key: &'static str| fixture.store.key_owner("key", key);
@@ -487,5 +497,5 @@ async fn a_request_whose_nonce_is_taken_does_not_use_up_its_key(fixture: &Fixtur
     let key = || Some(IdempotencyKey { key: "three".into(), body_sha256: [7; 32] });
     let group = [(gasless_row(1), key()), (gasless_row(1), key()), (gasless_row(2), None)];
     let answers: Vec<_> = fixture.store.accept(&group).await.into_iter().map(Result::unwrap).collect();
-    assert_eq!(answers, [Accepted::NonceTaken(first.id), Accepted::NonceTaken(first.id), Accepted::Now]);
+    assert_eq!(answers, [Accepted::NonceTaken(first.id), Accepted::NonceTaken(first.id), Accepted::Stored]);
 }

@@ -1,4 +1,4 @@
-//! The orchestration of the lane, line by line as in `book.rs`, `consumer.rs`, `doubt.rs`, `reconciler.rs`,
+//! The orchestration of the lane, line by line as in `guarded.rs`, `consumer.rs`, `unknown.rs`, `reconciler.rs`,
 //! `webhook.rs` and `dead_letters.rs`, with the world in place of database, queue and relayers. Every decision is the
 //! product's own pure code. If one of those files changes, change its mirror here.
 
@@ -10,14 +10,15 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use baton::relay::call::Call;
+use baton::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission, Memory, RelayerListing};
 use baton::relay::relayer::client::{Answer, NotTaken};
-use baton::relay::report::{Mode, Report, Source, Verdict};
-use baton::relay::search::{self, Case, Judgement, Memory, Rivals, Search};
-use baton::relay::store::Due;
-use baton::relay::transaction::{
-    Claim, ConsumerId, Doubt, Moved, NextStep, Refused, RelayerTxId, RelayerUrl, Status, Transaction, Unknown,
+use baton::relay::request::call::Call;
+use baton::relay::state::report::{Mode, Report, Source, Verdict};
+use baton::relay::state::transaction::{
+    Claim, ConsumerId, Moved, NextStep, Refused, RelayerTxId, RelayerUrl, Status, Transaction, UnknownCause,
+    UnknownOutcome,
 };
+use baton::relay::store::Due;
 use baton::timestamp::Timestamp;
 use futures::future::join_all;
 use uuid::Uuid;
@@ -67,7 +68,7 @@ fn ms(span: Duration) -> i64 {
     span.as_millis() as i64
 }
 
-// ---- book.rs, and the store's own calls ----
+// ---- guarded.rs, and the store's own calls ----
 
 impl Lane {
     fn now(&self) -> Timestamp {
@@ -250,7 +251,7 @@ fn unfinished(world: &World, row: &Rc<Transaction>) -> Rc<Transaction> {
     let mut row = (**row).clone();
     row.status = Status::Submitted;
     if let Some(binding) = &mut row.binding {
-        binding.progress = baton::relay::transaction::Progress::Pending;
+        binding.progress = baton::relay::state::transaction::Progress::Pending;
     }
     Rc::new(row)
 }
@@ -321,8 +322,8 @@ impl Lane {
                     return Ok(self.after_failure(self.persist(&claimed_as.row, Some(token), decide).await?));
                 }
                 Answer::Unknown { answered, .. } if !self.sim.w().is_refusal(answered) => {
-                    let kind = if answered { Unknown::Answered } else { Unknown::Silent };
-                    return self.in_doubt(&claimed_as, kind).await;
+                    let kind = if answered { UnknownCause::Answered } else { UnknownCause::Silent };
+                    return self.record_unknown_outcome(&claimed_as, kind).await;
                 }
                 Answer::NotTaken { .. } | Answer::Unknown { .. } => {
                     let fenced = matches!(answer, Answer::NotTaken { why: NotTaken::Fenced, .. });
@@ -412,7 +413,7 @@ impl Lane {
             }
             Err(Failure::Conflict) => {
                 self.sim.w().counters.exchanged += 1;
-                return self.in_doubt(claimed, Unknown::Exchanged).await;
+                return self.record_unknown_outcome(claimed, UnknownCause::Exchanged).await;
             }
             Err(failure) => return Err(failure),
         }
@@ -434,11 +435,12 @@ impl Lane {
         })
     }
 
-    async fn in_doubt(&self, claimed: &Claimed, kind: Unknown) -> Result<Outcome, Failure> {
+    async fn record_unknown_outcome(&self, claimed: &Claimed, kind: UnknownCause) -> Result<Outcome, Failure> {
         self.sim.w().counters.doubts += 1;
         let now = self.now();
-        let decide =
-            |row: &Transaction| self.as_claimed(row, claimed).doubt(claimed.token, "unknown", kind, now, &CLOCKS);
+        let decide = |row: &Transaction| {
+            self.as_claimed(row, claimed).mark_unknown(claimed.token, "unknown", kind, now, &CLOCKS)
+        };
         self.persist(&claimed.row, Some(claimed.token), decide).await?;
         Ok(Outcome::Done)
     }
@@ -577,19 +579,19 @@ impl Lane {
     }
 }
 
-// ---- doubt.rs ----
+// ---- unknown.rs ----
 
-struct Doubtful {
+struct UnresolvedClaim {
     row: Rc<Transaction>,
     claim: Claim,
-    doubt: Doubt,
+    unknown: UnknownOutcome,
 }
 
-impl Doubtful {
-    fn case(&self, search: &Search) -> Case<'_> {
-        let Self { row, claim, doubt } = self;
-        let over = doubt.is_over(search.read_at, &CLOCKS);
-        Case { call: &row.call, claim, doubt, slip: Duration::ZERO, over }
+impl UnresolvedClaim {
+    fn case(&self, search: &RelayerListing) -> LostSubmission<'_> {
+        let Self { row, claim, unknown } = self;
+        let over = unknown.is_over(search.read_at, &CLOCKS);
+        LostSubmission { call: &row.call, claim, unknown, slip: Duration::ZERO, over }
     }
 
     fn index(&self) -> usize {
@@ -600,7 +602,7 @@ impl Doubtful {
 impl Lane {
     async fn sweep_claims(&self) -> Result<(), Failure> {
         let rows = self.due(Due::Claimed).await?;
-        let mut by_relayer: BTreeMap<RelayerUrl, Vec<Doubtful>> = BTreeMap::new();
+        let mut by_relayer: BTreeMap<RelayerUrl, Vec<UnresolvedClaim>> = BTreeMap::new();
         for case in join_all(rows.into_iter().map(|row| self.take_over(row))).await {
             if let Some(case) = case? {
                 by_relayer.entry(case.claim.relayer.clone()).or_default().push(case);
@@ -610,7 +612,7 @@ impl Lane {
         join_all(settled).await.into_iter().collect()
     }
 
-    async fn take_over(&self, row: Rc<Transaction>) -> Result<Option<Doubtful>, Failure> {
+    async fn take_over(&self, row: Rc<Transaction>) -> Result<Option<UnresolvedClaim>, Failure> {
         let Some(claim) = &row.claim else { return Ok(None) };
         let (now, token) = {
             let mut world = self.sim.w();
@@ -622,7 +624,7 @@ impl Lane {
             if world.fate() != Fate::Done {
                 return Err(Failure::Away);
             }
-            match world.last_pulse(&claim.consumer) {
+            match world.last_heartbeat(&claim.consumer) {
                 Some(seen) => now.since(seen) > CONSUMER_DEAD_AFTER,
                 None => true,
             }
@@ -635,11 +637,11 @@ impl Lane {
         };
         let Some(row) = self.save(moved, None).await? else { return Ok(None) };
         self.sim.w().counters.take_overs += 1;
-        let parts = row.claim.clone().and_then(|claim| claim.doubt.clone().map(|doubt| (claim, doubt)));
-        Ok(parts.map(|(claim, doubt)| Doubtful { row, claim, doubt }))
+        let parts = row.claim.clone().and_then(|claim| claim.unknown.clone().map(|unknown| (claim, unknown)));
+        Ok(parts.map(|(claim, unknown)| UnresolvedClaim { row, claim, unknown }))
     }
 
-    async fn settle_at(&self, relayer: RelayerUrl, cases: Vec<Doubtful>) -> Result<(), Failure> {
+    async fn settle_at(&self, relayer: RelayerUrl, cases: Vec<UnresolvedClaim>) -> Result<(), Failure> {
         let now = self.now();
         let (cases, too_old): (Vec<_>, Vec<_>) =
             cases.into_iter().partition(|case| now.since(case.claim.at) + CLOCK_SKEW < RETENTION);
@@ -667,41 +669,41 @@ impl Lane {
 
     async fn settle_one(
         &self,
-        doubtful: &Doubtful,
-        search: &Search,
+        unresolved: &UnresolvedClaim,
+        search: &RelayerListing,
         claims: &[Rc<Transaction>],
         memories: &mut BTreeMap<RelayerTxId, Memory>,
     ) -> Result<(), Failure> {
-        let rivals = search::rivals(&doubtful.row, claims.iter().map(Rc::as_ref));
+        let rivals = absence_proof::rivals(&unresolved.row, claims.iter().map(Rc::as_ref));
         let mut memory = None;
         let changes = self.sim.w().changes;
         let judgement = loop {
             let bound = self.bound_among(search).await?;
-            match self.judge(doubtful, search, &bound, &rivals, memory) {
-                Judgement::Bind(record) => {
-                    if self.bind_found(doubtful, record).await? {
+            match self.judge(unresolved, search, &bound, &rivals, memory) {
+                Finding::Bind(record) => {
+                    if self.bind_found(unresolved, record).await? {
                         return Ok(());
                     }
                 }
-                Judgement::AskMemory => {
-                    let found = self.memory(doubtful, memories).await?;
-                    self.sim.w().excuse_known_gap(doubtful, found);
+                Finding::AskMemory => {
+                    let found = self.memory(unresolved, memories).await?;
+                    self.sim.w().excuse_known_gap(unresolved, found);
                     let blind = self.sim.w().mutation == Mutation::NoMemoryProof;
                     memory = Some(if blind { Memory::Kept } else { found });
                 }
                 other => break other,
             }
         };
-        if let Judgement::Unproven(why) = judgement {
-            note!(self.sim.w(), "{}: t{} stays unknown: {why}", self.me, doubtful.index());
-            if search.read_at >= doubtful.doubt.open_until {
-                self.sim.w().is_stuck(doubtful, changes);
+        if let Finding::Unproven(why) = judgement {
+            note!(self.sim.w(), "{}: t{} stays unknown: {why}", self.me, unresolved.index());
+            if search.read_at >= unresolved.unknown.open_until {
+                self.sim.w().is_stuck(unresolved, changes);
             }
-            return self.postpone(std::slice::from_ref(doubtful)).await;
+            return self.postpone(std::slice::from_ref(unresolved)).await;
         }
-        let (now, token) = (self.now(), doubtful.claim.token);
+        let (now, token) = (self.now(), unresolved.claim.token);
         let decide = |row: &Transaction| self.absent(row, token, search.read_at, now);
-        if let Updated::Moved(row) = self.update(doubtful.index(), Some(token), decide).await?
+        if let Updated::Moved(row) = self.update(unresolved.index(), Some(token), decide).await?
             && row.claim.is_none()
         {
             self.sim.w().counters.resent += 1;
@@ -710,26 +712,26 @@ impl Lane {
         Ok(())
     }
 
-    /// `Search::judge`, or what is left of it under a mutation.
+    /// `RelayerListing::judge`, or what is left of it under a mutation.
     fn judge<'a>(
         &self,
-        doubtful: &Doubtful,
-        search: &'a Search,
+        unresolved: &UnresolvedClaim,
+        search: &'a RelayerListing,
         bound: &HashSet<RelayerTxId>,
         rivals: &[Call],
         memory: Option<Memory>,
-    ) -> Judgement<'a> {
-        let mut case = doubtful.case(search);
+    ) -> Finding<'a> {
+        let mut case = unresolved.case(search);
         let over = case.over;
         let mutation = self.sim.w().mutation;
         case.over |= mutation == Mutation::TakesWhileOpen;
-        let judged = |rivals| search.judge(case, bound, Rivals::Calls(rivals), memory);
+        let judged = |rivals| search.judge(case, bound, EqualClaims::Calls(rivals), memory);
         let judgement = judged(rivals);
         match (mutation, judgement) {
-            (Mutation::TakesUnproven, Judgement::Unproven(_)) if search.read_at >= doubtful.doubt.open_until => {
+            (Mutation::TakesUnproven, Finding::Unproven(_)) if search.read_at >= unresolved.unknown.open_until => {
                 judged(&[])
             }
-            (Mutation::TakesOldest, Judgement::Bind(_)) if over => judged(&[]),
+            (Mutation::TakesOldest, Finding::Bind(_)) if over => judged(&[]),
             _ => judgement,
         }
     }
@@ -751,16 +753,16 @@ impl Lane {
             return row.absent(token, asked_at, now, &CLOCKS);
         }
         let mut row = row.clone();
-        if let Some(doubt) = row.claim.as_mut().and_then(|claim| claim.doubt.as_mut()) {
+        if let Some(unknown) = row.claim.as_mut().and_then(|claim| claim.unknown.as_mut()) {
             match mutation {
-                Mutation::HastySecondLook => doubt.kind = Unknown::Answered,
-                _ => doubt.absent_since = Some(Timestamp(0)),
+                Mutation::HastySecondLook => unknown.kind = UnknownCause::Answered,
+                _ => unknown.absent_since = Some(Timestamp(0)),
             }
         }
         row.absent(token, asked_at, now, &CLOCKS)
     }
 
-    async fn bound_among(&self, search: &Search) -> Result<HashSet<RelayerTxId>, Failure> {
+    async fn bound_among(&self, search: &RelayerListing) -> Result<HashSet<RelayerTxId>, Failure> {
         self.sim.turn().await;
         let mut world = self.sim.w();
         if world.fate() != Fate::Done {
@@ -774,7 +776,7 @@ impl Lane {
     }
 
     /// Answers `false` if another row was quicker.
-    async fn bind_found(&self, case: &Doubtful, record: &Report) -> Result<bool, Failure> {
+    async fn bind_found(&self, case: &UnresolvedClaim, record: &Report) -> Result<bool, Failure> {
         let now = self.now();
         let from = record.from.as_deref();
         let token = case.claim.token;
@@ -793,7 +795,7 @@ impl Lane {
 
     async fn memory(
         &self,
-        doubtful: &Doubtful,
+        unresolved: &UnresolvedClaim,
         memories: &mut BTreeMap<RelayerTxId, Memory>,
     ) -> Result<Memory, Failure> {
         let now = self.now();
@@ -803,7 +805,7 @@ impl Lane {
             if world.fate() != Fate::Done {
                 return Err(Failure::Away);
             }
-            world.bound_before(&doubtful.claim.relayer, doubtful.claim.at)
+            world.bound_before(&unresolved.claim.relayer, unresolved.claim.at)
         };
         let witness = witness
             .and_then(|witness| witness.binding.clone())
@@ -821,23 +823,24 @@ impl Lane {
         Ok(memory)
     }
 
-    async fn postpone(&self, cases: &[Doubtful]) -> Result<(), Failure> {
-        for doubtful in cases {
+    async fn postpone(&self, cases: &[UnresolvedClaim]) -> Result<(), Failure> {
+        for unresolved in cases {
             let now = self.now();
-            let quick = CLOCKS.doubt_check;
-            let pause = (now.since(doubtful.claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
+            let quick = CLOCKS.unknown_check;
+            let pause = (now.since(unresolved.claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
             let decide = |row: &Transaction| match &row.claim {
-                Some(held) if held.token == doubtful.claim.token => row.look_again(now + pause, now),
+                Some(held) if held.token == unresolved.claim.token => row.look_again(now + pause, now),
                 _ => Err(Refused::NotOurClaim),
             };
-            self.update(doubtful.index(), None, decide).await?;
+            self.update(unresolved.index(), None, decide).await?;
         }
         Ok(())
     }
 
-    async fn read_list(&self, relayer: &RelayerUrl, doubts: &[Doubtful]) -> Result<Search, Silence> {
+    async fn read_list(&self, relayer: &RelayerUrl, doubts: &[UnresolvedClaim]) -> Result<RelayerListing, Silence> {
         let read_at = self.now();
-        let mut search = Search { records: Vec::new(), oldest: None, complete: true, skew: CLOCK_SKEW, read_at };
+        let mut search =
+            RelayerListing { records: Vec::new(), oldest: None, complete: true, skew: CLOCK_SKEW, read_at };
         self.sim.turn().await;
         self.reach(relayer).await?;
         let clock = {
@@ -848,7 +851,7 @@ impl Lane {
             }
             for record in relayer.list(world.now) {
                 search.oldest = record.created_at.into_iter().chain(search.oldest).min();
-                if Search::matters(record, doubts.iter().map(|doubtful| &doubtful.row.call)) {
+                if RelayerListing::matters(record, doubts.iter().map(|unresolved| &unresolved.row.call)) {
                     search.records.push((**record).clone());
                 }
             }
@@ -865,10 +868,10 @@ impl Lane {
 
 impl World {
     /// Nothing can be learned about a claim, unless it is somebody else's by now.
-    fn is_stuck(&mut self, doubtful: &Doubtful, changes: u64) {
-        let held = self.rows[doubtful.index()].claim.as_ref().map(|claim| claim.token);
-        if held == Some(doubtful.claim.token) {
-            self.truth[doubtful.index()].stuck = Some(changes);
+    fn is_stuck(&mut self, unresolved: &UnresolvedClaim, changes: u64) {
+        let held = self.rows[unresolved.index()].claim.as_ref().map(|claim| claim.token);
+        if held == Some(unresolved.claim.token) {
+            self.truth[unresolved.index()].stuck = Some(changes);
         }
     }
 
@@ -881,13 +884,13 @@ impl World {
     }
 
     /// ADR 4: without a witness, a relayer that answered is believed, and may have lost its memory all the same.
-    fn excuse_known_gap(&mut self, doubtful: &Doubtful, memory: Memory) {
-        let relayer = &self.relayers[relayer_index(&doubtful.claim.relayer)];
-        let forgot = relayer.epoch > 0 && relayer.forgot_at >= doubtful.claim.at.0;
+    fn excuse_known_gap(&mut self, unresolved: &UnresolvedClaim, memory: Memory) {
+        let relayer = &self.relayers[relayer_index(&unresolved.claim.relayer)];
+        let forgot = relayer.epoch > 0 && relayer.forgot_at >= unresolved.claim.at.0;
         let excusable = self.mutation != Mutation::NoMemoryProof;
-        if memory == Memory::Untestable && !doubtful.doubt.kind.is_silence() && forgot && excusable {
+        if memory == Memory::Untestable && !unresolved.unknown.kind.is_silence() && forgot && excusable {
             self.counters.known_gap += 1;
-            let content = self.truth[doubtful.index()].content;
+            let content = self.truth[unresolved.index()].content;
             self.excused[family(content)] = true;
         }
     }
@@ -1030,7 +1033,7 @@ impl Lane {
     async fn hear(&self, report: &Rc<Report>) -> Result<(), Failure> {
         let mut bound = self.find_bound(&report.tx_id).await?;
         if bound.is_none() {
-            self.keep_early(report).await?;
+            self.keep_early_webhook(report).await?;
             bound = self.find_bound(&report.tx_id).await?;
             if let Some(index) = bound {
                 self.apply_early(index, &report.tx_id).await?;
@@ -1049,7 +1052,7 @@ impl Lane {
         Ok(world.owners.iter().find(|(owned, _)| owned == tx_id).map(|(_, index)| *index))
     }
 
-    async fn keep_early(&self, report: &Rc<Report>) -> Result<(), Failure> {
+    async fn keep_early_webhook(&self, report: &Rc<Report>) -> Result<(), Failure> {
         self.sim.turn().await;
         let mut world = self.sim.w();
         if world.fate() != Fate::Done {
@@ -1078,7 +1081,7 @@ impl Lane {
         }
     }
 
-    /// Settles what is in doubt: sends it again only if no relayer has it or may yet have it, and nobody else looks for
+    /// Settles what is in unknown: sends it again only if no relayer has it or may yet have it, and nobody else looks for
     /// a record of the same content.
     pub async fn operator_resolves(self, index: usize) {
         let seen = {

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use alloy_primitives::U256;
 use baton::relay::relayer::client::{Answer, NotTaken};
-use baton::relay::report::{Report, ReportedStatus};
-use baton::relay::transaction::{Progress, RelayerTxId};
+use baton::relay::state::report::{Report, ReportedStatus};
+use baton::relay::state::transaction::{Progress, RelayerTxId};
 use baton::timestamp::Timestamp;
 
 use super::lane;

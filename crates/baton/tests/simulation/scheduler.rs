@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
+use baton::relay::state::transaction::{ConsumerId, FailedBy, Status};
 use baton::relay::store::Due;
-use baton::relay::transaction::{ConsumerId, FailedBy, Status};
 
 use super::lane::{Lane, SWEEPS, is_due};
 use super::world::{
@@ -433,7 +433,7 @@ impl Scheduler {
         if let Some((id, row)) = replayable.map(|letter| (letter.id, letter.row)) {
             note!(world, "operator: replays m{id} about t{row}");
             world.spawn(Owner::Api, Job::Other, lane.operator_replays(id, row));
-        } else if let Some(index) = (0..world.rows.len()).find(|index| world.rows[*index].is_in_doubt()) {
+        } else if let Some(index) = (0..world.rows.len()).find(|index| world.rows[*index].outcome_unknown()) {
             world.spawn(Owner::Api, Job::Other, lane.operator_resolves(index));
         }
     }
@@ -473,7 +473,7 @@ impl Scheduler {
         }
         let rests = |(index, truth): (usize, &super::world::Truth)| {
             let row = &world.rows[index];
-            row.status.is_final() || truth.stuck == Some(world.changes) && row.is_in_doubt()
+            row.status.is_final() || truth.stuck == Some(world.changes) && row.outcome_unknown()
         };
         world.truth.iter().enumerate().all(rests)
     }

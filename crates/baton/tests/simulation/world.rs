@@ -11,11 +11,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use baton::relay::call::DirectRequest;
 use baton::relay::relayer::client::Answer;
-use baton::relay::report::{Mode, Report};
-use baton::relay::transaction::{
-    Binding, Clocks, ConsumerId, FailedBy, Moved, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
+use baton::relay::request::call::DirectRequest;
+use baton::relay::state::report::{Mode, Report};
+use baton::relay::state::transaction::{
+    Binding, ConsumerId, FailedBy, Moved, Progress, RelayerTxId, RelayerUrl, Status, Timings, Transaction,
+    TransactionId,
 };
 use baton::timestamp::Timestamp;
 use serde_json::json;
@@ -26,13 +27,13 @@ use super::relayer::Relayer;
 /// When a world begins.
 pub const BASE: i64 = 1_000_000_000;
 /// The defaults of the configuration.
-pub const CLOCKS: Clocks = Clocks {
+pub const CLOCKS: Timings = Timings {
     pending_check: Duration::from_secs(600),
     claim_check: Duration::from_secs(10),
     submit_timeout: Duration::from_secs(30),
     send_window: Duration::from_secs(5),
     relayer_timeout: Duration::from_secs(30),
-    doubt_check: Duration::from_secs(1),
+    unknown_check: Duration::from_secs(1),
     absence_confirm: Duration::from_secs(5),
     submitted_check: Duration::from_secs(30),
     submitted_check_max: Duration::from_secs(300),
@@ -262,7 +263,7 @@ pub struct Process {
     pub restart_at: i64,
     pub frozen_since: i64,
     pub frozen_until: i64,
-    /// Since when its pulse is not stored although it works.
+    /// Since when its heartbeat is not stored although it works.
     pub starved_since: Option<i64>,
     pub handling: u32,
     pub sweeping: [bool; 4],
@@ -638,8 +639,14 @@ impl World {
         if self.trace.is_some() {
             let steps: Vec<&str> = moved.steps.iter().map(|step| step.action).collect();
             let claim = next.claim.as_ref().map(|claim| {
-                let doubt = claim.doubt.as_ref().map(|doubt| (doubt.open_until.0 - BASE, doubt.absent_since.is_some()));
-                format!(" claim {} of {} at {}, doubt {doubt:?}", claim.token.as_u128(), claim.consumer, claim.relayer)
+                let unknown =
+                    claim.unknown.as_ref().map(|unknown| (unknown.open_until.0 - BASE, unknown.absent_since.is_some()));
+                format!(
+                    " claim {} of {} at {}, unknown {unknown:?}",
+                    claim.token.as_u128(),
+                    claim.consumer,
+                    claim.relayer
+                )
             });
             let binding = next.binding.as_ref().map(|binding| format!(" bound to {}", binding.tx_id));
             let line = format!(
@@ -702,7 +709,7 @@ impl World {
         }
     }
 
-    pub fn last_pulse(&self, consumer: &ConsumerId) -> Option<Timestamp> {
+    pub fn last_heartbeat(&self, consumer: &ConsumerId) -> Option<Timestamp> {
         if let Some(process) = self.processes.iter().find(|process| process.alive && process.id == *consumer) {
             let seen = if process.frozen_until > self.now { process.frozen_since } else { self.now };
             return Some(Timestamp(process.starved_since.unwrap_or(seen).min(seen)));
@@ -820,11 +827,11 @@ impl World {
         !request.over && self.now <= request.until && self.relayers[request.relayer].epoch == request.epoch
     }
 
-    /// Whether nothing can be learned about a row that is in doubt, given what really happened.
+    /// Whether nothing can be learned about a row that is in unknown, given what really happened.
     pub fn is_rightly_in_doubt(&mut self, index: usize) -> Result<(), String> {
         let row = Rc::clone(&self.rows[index]);
         let now = self.now;
-        if !row.is_in_doubt() {
+        if !row.outcome_unknown() {
             return Err(format!("t{index} is {} and nobody works on it", row.status));
         }
         if let Some(binding) = &row.binding {
@@ -845,7 +852,7 @@ impl World {
         }
         let witness = self.bound_before(&claim.relayer, claim.at).and_then(|witness| witness.binding.clone());
         let believed = |at: Timestamp| now - at.0 < RETENTION.as_millis() as i64 - 30_000;
-        let silent = claim.doubt.as_ref().is_some_and(|doubt| doubt.kind.is_silence());
+        let silent = claim.unknown.as_ref().is_some_and(|unknown| unknown.kind.is_silence());
         match witness.filter(|binding| believed(binding.at)) {
             None if silent => {
                 self.counters.untestable += 1;
@@ -858,7 +865,7 @@ impl World {
             }
             _ => {}
         }
-        Err(format!("t{index} stays in doubt, and its relayer remembers everything"))
+        Err(format!("t{index} stays in unknown, and its relayer remembers everything"))
     }
 
     /// What must hold once everything has come to rest.

@@ -19,10 +19,10 @@ use super::{Settings, progress};
 use crate::config::{Config, Service as Kind};
 use crate::http::body::RawBody;
 use crate::http::{auth, server};
-use crate::relay::call::DirectRequest;
-use crate::relay::message::Envelope;
+use crate::relay::request::call::DirectRequest;
+use crate::relay::state::message::TransactionMessage;
+use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::sqlite::SqliteStore;
-use crate::relay::transaction::{Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 const PATH: &str = "/api/v1/relay/direct";
@@ -134,8 +134,8 @@ impl RawCommits {
         let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
             .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
         let (id, now) = (TransactionId::generate(), Timestamp::now());
-        let row = Box::new(Transaction::accepted(id, &request, "bench".to_owned(), now, &self.config.relay.clocks));
-        let message: Outgoing = Envelope::of(&row).outgoing();
+        let row = Box::new(Transaction::accepted(id, &request, "bench".to_owned(), now, &self.config.relay.timings));
+        let message: Outgoing = TransactionMessage::of(&row).outgoing();
         self.store.accept_queued(row, None, message, &self.queue).await?;
         Ok(())
     }

@@ -13,8 +13,8 @@ use super::servers::Servers;
 use super::table::{Report, Spread, median};
 use super::{Settings, progress};
 use crate::config::{Config, Service as Kind};
-use crate::relay::engine::Engine;
-use crate::relay::message::Envelope;
+use crate::relay::engine::RelayEngine;
+use crate::relay::state::message::TransactionMessage;
 use crate::relay::store::TransactionStore;
 
 /// The share of the slower raw part that an accept must reach, and of the raw queue that a consumer must; in percent.
@@ -146,13 +146,13 @@ async fn fill(vars: &[(&'static str, String)], count: u64) -> anyhow::Result<Arc
     const AT_ONCE: u64 = 500;
     let lookup = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
     let config = Config::from_vars(Kind::Command, lookup)?;
-    let engine = Engine::open(&config).await?;
+    let engine = RelayEngine::open(&config).await?;
     let (store, queue) = (engine.store(), engine.queue());
     for start in (0..count).step_by(AT_ONCE as usize) {
         let rows = (start..count.min(start + AT_ONCE))
-            .map(|_| Ok((new_row(&config.relay.clocks)?, None)))
+            .map(|_| Ok((new_row(&config.relay.timings)?, None)))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let messages: Vec<_> = rows.iter().map(|(row, _)| Envelope::of(row).outgoing()).collect();
+        let messages: Vec<_> = rows.iter().map(|(row, _)| TransactionMessage::of(row).outgoing()).collect();
         for stored in store.accept(&rows).await {
             stored?;
         }

@@ -14,9 +14,9 @@ use super::process::{API_KEY, BODY, Directory, RELAYER_KEY, Service, free_port, 
 use super::table::{Report, median};
 use super::watched::{Middle, watch};
 use super::{Settings, progress};
+use crate::relay::state::transaction::Status;
 use crate::relay::store::TransactionStore;
 use crate::relay::store::sqlite::SqliteStore;
-use crate::relay::transaction::Status;
 use crate::timestamp::Timestamp;
 
 const RELAYERS: u16 = 3;
@@ -115,8 +115,8 @@ async fn raw_posts(port: u16, settings: &Settings) -> anyhow::Result<f64> {
 /// Waits until these services have submitted all of the store's transactions.
 pub async fn submitted(services: &[Service], store: &dyn TransactionStore, total: u64) -> anyhow::Result<Middle> {
     let middle = watch(services, "baton_transactions_total{", "\"submitted\"", total).await?;
-    let census = store.census().await?;
-    let pending = census.open.iter().find(|(status, _)| *status == Status::Pending).map_or(0, |(_, count)| *count);
+    let counts = store.counts().await?;
+    let pending = counts.open.iter().find(|(status, _)| *status == Status::Pending).map_or(0, |(_, count)| *count);
     anyhow::ensure!(pending == 0, "{pending} of {total} are pending, after as many were submitted");
     Ok(middle)
 }

@@ -13,9 +13,9 @@ use serde_json::Value;
 use super::wire::{self, Dialect, Listed, Page, RelayerStatus};
 use crate::config::Secret;
 use crate::http::outgoing;
-use crate::relay::call::Call;
-use crate::relay::report::Report;
-use crate::relay::transaction::{RelayerTxId, RelayerUrl};
+use crate::relay::request::call::Call;
+use crate::relay::state::report::Report;
+use crate::relay::state::transaction::{RelayerTxId, RelayerUrl};
 use crate::timestamp::Timestamp;
 
 /// One relayer.

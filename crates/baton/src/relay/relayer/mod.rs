@@ -3,4 +3,5 @@
 
 pub mod client;
 pub mod pool;
+pub mod routing;
 pub mod wire;

@@ -10,8 +10,8 @@ use tracing::{info, warn};
 
 use super::client::{RelayerClient, describe};
 use super::wire::ListedState;
-use crate::relay::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, RoutingSettings, Sent};
-use crate::relay::transaction::RelayerUrl;
+use crate::relay::relayer::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, RoutingSettings, Sent};
+use crate::relay::state::transaction::RelayerUrl;
 
 /// The pool.
 pub struct Pool {

@@ -5,9 +5,9 @@
 use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value, json};
 
-use crate::relay::call::{Call, parse_amount};
-use crate::relay::report::{Report, ReportedStatus};
-use crate::relay::transaction::{Progress, RelayerTxId};
+use crate::relay::request::call::{Call, parse_amount};
+use crate::relay::state::report::{Report, ReportedStatus};
+use crate::relay::state::transaction::{Progress, RelayerTxId};
 use crate::timestamp::Timestamp;
 
 /// How a relayer wants to be spoken to.
@@ -248,7 +248,7 @@ fn amount(value: Option<&Value>) -> Option<U256> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::call::DirectRequest;
+    use crate::relay::request::call::DirectRequest;
 
     fn parse(text: &str) -> Value {
         serde_json::from_str(text).unwrap()

@@ -1,9 +1,10 @@
 //! Where transactions are kept: the contract of a [`TransactionStore`]. One file per database, the same functions in
 //! the same order.
 //!
-//! The store knows no rules: a move is decided by pure code ([`super::transaction`], [`super::report`]) and saved
+//! The store knows no rules: a move is decided by pure code ([`crate::relay::state::transaction`], [`crate::relay::state::report`]) and saved
 //! only if the row is still the one that was decided about.
 
+pub mod coalescer;
 pub mod mysql;
 mod row;
 pub mod sqlite;
@@ -12,8 +13,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::forward_request::Signer;
-use super::transaction::{ConsumerId, Kind, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId};
+use crate::relay::request::forward::Signer;
+use crate::relay::state::transaction::{
+    ConsumerId, Kind, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+};
 use crate::timestamp::Timestamp;
 
 /// Keeps transactions.
@@ -75,22 +78,22 @@ pub trait TransactionStore: Send + Sync + 'static {
     async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError>;
 
     /// Keeps a webhook whose transaction is not bound yet.
-    async fn keep_early(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError>;
+    async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError>;
 
     /// Takes out the webhooks kept for a transaction, in the order they came.
-    async fn take_early(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError>;
+    async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError>;
 
     /// Drops early webhooks received before `before`, and consumers not seen since.
     async fn forget(&self, before: Timestamp) -> Result<u64, StoreError>;
 
     /// Says that a consumer is alive.
-    async fn pulse(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError>;
+    async fn heartbeat(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError>;
 
     /// When a consumer was last alive.
-    async fn last_pulse(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError>;
+    async fn last_heartbeat(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError>;
 
     /// Counts for the metrics and the health page.
-    async fn census(&self) -> Result<Census, StoreError>;
+    async fn counts(&self) -> Result<TransactionCounts, StoreError>;
 
     /// Answers if the database does.
     async fn ping(&self) -> Result<(), StoreError>;
@@ -121,11 +124,11 @@ pub type NewTransaction = (Transaction, Option<IdempotencyKey>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepted {
     /// Stored.
-    Now,
+    Stored,
     /// The same request came before, as this transaction.
-    Before(TransactionId),
+    Duplicate(TransactionId),
     /// Another request came before under the same key.
-    Other,
+    KeyReused,
     /// Nothing was stored: this transaction, which has not failed, has the signer's nonce.
     NonceTaken(TransactionId),
 }
@@ -179,13 +182,13 @@ pub struct Filter {
     pub from: Option<Timestamp>,
     /// Only accepted before.
     pub until: Option<Timestamp>,
-    /// Only those whose outcome is in doubt.
-    pub in_doubt: bool,
+    /// Only those whose outcome is of unknown outcome.
+    pub outcome_unknown: bool,
 }
 
 /// Counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct TransactionCounts {
     /// Rows that are not final, by status.
     pub open: Vec<(Status, u64)>,
     /// When the oldest pending row was accepted.
@@ -193,7 +196,7 @@ pub struct Census {
     /// Claims held.
     pub claims: u64,
     /// Claims whose outcome is unknown.
-    pub claims_in_doubt: u64,
+    pub claims_outcome_unknown: u64,
     /// Rows whose relayer has forgotten them.
     pub forgotten: u64,
 }

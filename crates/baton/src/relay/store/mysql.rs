@@ -28,12 +28,14 @@ use self::outcome::{End, is_duplicate, work};
 use self::pool::Pool;
 use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
 use super::{
-    Accepted, Census, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
-    TransactionStore,
+    Accepted, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
+    TransactionCounts, TransactionStore,
 };
-use crate::relay::coalescer::Coalescer;
-use crate::relay::forward_request::Signer;
-use crate::relay::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId};
+use crate::relay::request::forward::Signer;
+use crate::relay::state::transaction::{
+    ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+};
+use crate::relay::store::coalescer::Coalescer;
 use crate::timestamp::Timestamp;
 
 pub use self::pool::MySqlOptions;
@@ -294,7 +296,7 @@ impl TransactionStore for MySqlStore {
         if let Some(before) = before {
             add("id < ?", Value::from(before));
         }
-        if filter.in_doubt {
+        if filter.outcome_unknown {
             conditions.push("in_doubt = 1 AND check_at IS NOT NULL");
         }
         values.push(Value::from(max));
@@ -336,7 +338,7 @@ impl TransactionStore for MySqlStore {
         self.one(SQL, &values).await
     }
 
-    async fn keep_early(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
+    async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
         self.pool.transact(work!(connection => {
             let kept = sqlx::query(
                 "INSERT INTO early_webhooks (relayer_tx_id, seq, received_at, record) \
@@ -369,7 +371,7 @@ impl TransactionStore for MySqlStore {
         wait.await.map(drop)
     }
 
-    async fn take_early(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
+    async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
         // Nearly always there is none: look without a lock.
         let some = self.pool.read(work!(connection => {
             sqlx::query("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ? LIMIT 1")
@@ -408,7 +410,7 @@ impl TransactionStore for MySqlStore {
         })).await
     }
 
-    async fn pulse(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
+    async fn heartbeat(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
         self.pool
             .transact(work!(connection => {
                 sqlx::query("INSERT INTO consumers (id, seen_at) VALUES (?, ?) ON DUPLICATE KEY UPDATE seen_at = ?")
@@ -422,7 +424,7 @@ impl TransactionStore for MySqlStore {
             .await
     }
 
-    async fn last_pulse(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
+    async fn last_heartbeat(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
         let read = self.pool.read(work!(connection => {
             let row = sqlx::query("SELECT seen_at FROM consumers WHERE id = ?")
                 .bind(&consumer.0)
@@ -433,7 +435,7 @@ impl TransactionStore for MySqlStore {
         read.await
     }
 
-    async fn census(&self) -> Result<Census, StoreError> {
+    async fn counts(&self) -> Result<TransactionCounts, StoreError> {
         let read = self.pool.read(work!(connection => {
             // The index alone answers it; left to itself MariaDB read the whole table while its statistics were old.
             const BY_STATUS: &str =
@@ -444,12 +446,12 @@ impl TransactionStore for MySqlStore {
                 sqlx::query("SELECT createdAt FROM transactions WHERE status = 'pending' ORDER BY id LIMIT 1")
                     .fetch_optional(&mut *connection)
                     .await?;
-            Ok(Census {
+            Ok(TransactionCounts {
                 open: vec![(Status::Pending, pending), (Status::Submitted, submitted)],
                 oldest_pending: oldest.as_ref().map(|row| moment(row, 0)).transpose()?,
                 claims: count(connection, "SELECT COUNT(*) FROM transactions WHERE waits_for = 'claimed'", None)
                     .await?,
-                claims_in_doubt: count(
+                claims_outcome_unknown: count(
                     connection,
                     "SELECT COUNT(*) FROM transactions \
                      WHERE in_doubt = 1 AND claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",

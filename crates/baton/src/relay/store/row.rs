@@ -6,11 +6,11 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::StoreError;
-use crate::relay::call::DirectRequest;
-use crate::relay::forward_request::Forward;
-use crate::relay::transaction::{
-    Binding, Claim, ConsumerId, Doubt, FailedBy, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction,
-    TransactionId, Unknown,
+use crate::relay::request::call::DirectRequest;
+use crate::relay::request::forward::Forward;
+use crate::relay::state::transaction::{
+    Binding, Claim, ConsumerId, FailedBy, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction,
+    TransactionId, UnknownCause, UnknownOutcome,
 };
 use crate::timestamp::Timestamp;
 
@@ -51,7 +51,7 @@ pub(super) struct RawRow {
     pub(super) hash: Option<String>,
     pub(super) sender: Option<String>,
     pub(super) claim: (Option<String>, Option<[u8; 16]>, Option<String>, Option<i64>),
-    pub(super) doubt: (Option<String>, Option<i64>, Option<String>, Option<i64>),
+    pub(super) unknown: (Option<String>, Option<i64>, Option<String>, Option<i64>),
     pub(super) binding: RawBinding,
     pub(super) attempts: u32,
     pub(super) reroutes: u32,
@@ -88,12 +88,12 @@ impl RawRow {
                 token: Uuid::from_bytes(token),
                 relayer: RelayerUrl(relayer),
                 at: Timestamp(at),
-                doubt: match self.doubt {
+                unknown: match self.unknown {
                     (None, None, None, None) => None,
-                    (Some(reason), Some(open_until), Some(kind), absent) => Some(Doubt {
+                    (Some(reason), Some(open_until), Some(kind), absent) => Some(UnknownOutcome {
                         reason,
                         open_until: Timestamp(open_until),
-                        kind: Unknown::parse(&kind).ok_or_else(|| corrupt("claim_unknown"))?,
+                        kind: UnknownCause::parse(&kind).ok_or_else(|| corrupt("claim_unknown"))?,
                         absent_since: absent.map(Timestamp),
                     }),
                     _ => return Err(corrupt("claim_doubt")),

@@ -11,11 +11,11 @@ use uuid::Uuid;
 
 use super::row::{RawRow, first_id_at, timeline_max};
 use super::{
-    Accepted, Census, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
-    TimelineEntry, TransactionStore,
+    Accepted, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
+    TimelineEntry, TransactionCounts, TransactionStore,
 };
-use crate::relay::forward_request::Signer;
-use crate::relay::transaction::{
+use crate::relay::request::forward::Signer;
+use crate::relay::state::transaction::{
     ConsumerId, FailedBy, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use crate::timestamp::Timestamp;
@@ -101,7 +101,7 @@ impl SqliteStore {
         // New ids and a message: there is nothing here that could fail for this request alone.
         let accepted = self.database.write_sure(move |connection| {
             let accepted = accept(connection, &row, key.as_ref())?;
-            if accepted == Accepted::Now {
+            if accepted == Accepted::Stored {
                 queue.enqueue(connection, std::slice::from_ref(&message))?;
             }
             Ok(accepted)
@@ -322,7 +322,7 @@ impl TransactionStore for SqliteStore {
         if let Some(before) = before {
             add("id < ?", Box::new(before.0.into_bytes()));
         }
-        if filter.in_doubt {
+        if filter.outcome_unknown {
             conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
         }
         values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
@@ -358,7 +358,7 @@ impl TransactionStore for SqliteStore {
         self.one(sql, vec![Box::new(relayer.0.clone()), Box::new(before.0), Box::new(first_id_at(before))]).await
     }
 
-    async fn keep_early(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
+    async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
         let (tx_id, record) = (tx_id.0.clone(), record.to_owned());
         self.write(move |connection| {
             connection
@@ -373,7 +373,7 @@ impl TransactionStore for SqliteStore {
         .await
     }
 
-    async fn take_early(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
+    async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
         const SELECT: &str = "SELECT record FROM early_webhooks WHERE relayer_tx_id = ?1 ORDER BY seq";
         // Nearly always there is none: look without taking the writer.
         let tx_id = tx_id.0.clone();
@@ -399,7 +399,7 @@ impl TransactionStore for SqliteStore {
         .await
     }
 
-    async fn pulse(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
+    async fn heartbeat(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
         let consumer = consumer.0.clone();
         self.write(move |connection| {
             connection
@@ -412,7 +412,7 @@ impl TransactionStore for SqliteStore {
         .await
     }
 
-    async fn last_pulse(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
+    async fn last_heartbeat(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
         let consumer = consumer.0.clone();
         self.read(move |connection| {
             connection
@@ -423,7 +423,7 @@ impl TransactionStore for SqliteStore {
         .await
     }
 
-    async fn census(&self) -> Result<Census, StoreError> {
+    async fn counts(&self) -> Result<TransactionCounts, StoreError> {
         self.read(|connection| {
             let count = |sql: &str| connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, u64>(0));
             let by_status = |status: Status| {
@@ -431,7 +431,7 @@ impl TransactionStore for SqliteStore {
                     .prepare_cached("SELECT COUNT(*) FROM transactions WHERE status = ?1")?
                     .query_row([status.name()], |row| row.get::<_, u64>(0))
             };
-            Ok(Census {
+            Ok(TransactionCounts {
                 open: vec![
                     (Status::Pending, by_status(Status::Pending)?),
                     (Status::Submitted, by_status(Status::Submitted)?),
@@ -441,7 +441,7 @@ impl TransactionStore for SqliteStore {
                     .query_row([], |row| Ok(Timestamp(row.get(0)?)))
                     .optional()?,
                 claims: count("SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL")?,
-                claims_in_doubt: count(
+                claims_outcome_unknown: count(
                     "SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
                 )?,
                 forgotten: count(
@@ -468,7 +468,7 @@ fn accept(
         && let Some(owner) = key_owner(connection, &row.api_key, &key.key)?
     {
         let same = owner.body_sha256 == key.body_sha256;
-        return Ok(if same { Accepted::Before(owner.id) } else { Accepted::Other });
+        return Ok(if same { Accepted::Duplicate(owner.id) } else { Accepted::KeyReused });
     }
     if let Some(holder) = nonce_taken_by(connection, row)? {
         return Ok(Accepted::NonceTaken(holder));
@@ -488,7 +488,7 @@ fn accept(
             .execute(params![forward.signer().to_string(), forward.nonce(), row.id.0.as_bytes()])?;
     }
     insert(connection, row)?;
-    Ok(Accepted::Now)
+    Ok(Accepted::Stored)
 }
 
 fn key_owner(connection: &Connection, api_key: &str, key: &str) -> Result<Option<KeyOwner>, rusqlite::Error> {
@@ -568,7 +568,7 @@ fn add_step(connection: &Connection, id: TransactionId, step: &Step, at: Timesta
 /// cost more than the statement.
 fn execute_with(mut statement: rusqlite::CachedStatement<'_>, row: &Transaction) -> Result<usize, rusqlite::Error> {
     let claim = row.claim.as_ref();
-    let doubt = claim.and_then(|claim| claim.doubt.as_ref());
+    let unknown = claim.and_then(|claim| claim.unknown.as_ref());
     let binding = row.binding.as_ref();
     let at = |moment: Option<Timestamp>| moment.map(|moment| moment.0);
     let mut position = 0;
@@ -592,10 +592,10 @@ fn execute_with(mut statement: rusqlite::CachedStatement<'_>, row: &Transaction)
     bind(&claim.map(|claim| claim.token.into_bytes()))?;
     bind(&claim.map(|claim| &claim.relayer.0))?;
     bind(&claim.map(|claim| claim.at.0))?;
-    bind(&doubt.map(|doubt| &doubt.reason))?;
-    bind(&doubt.map(|doubt| doubt.open_until.0))?;
-    bind(&doubt.map(|doubt| doubt.kind.name()))?;
-    bind(&at(doubt.and_then(|doubt| doubt.absent_since)))?;
+    bind(&unknown.map(|unknown| &unknown.reason))?;
+    bind(&unknown.map(|unknown| unknown.open_until.0))?;
+    bind(&unknown.map(|unknown| unknown.kind.name()))?;
+    bind(&at(unknown.and_then(|unknown| unknown.absent_since)))?;
     bind(&binding.map(|binding| &binding.relayer.0))?;
     bind(&binding.map(|binding| &binding.tx_id.0))?;
     bind(&binding.map(|binding| binding.at.0))?;
@@ -630,7 +630,7 @@ fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
         hash: row.get(10)?,
         sender: row.get(11)?,
         claim: (row.get(12)?, row.get(13)?, row.get(14)?, row.get(15)?),
-        doubt: (row.get(16)?, row.get(17)?, row.get(18)?, row.get(19)?),
+        unknown: (row.get(16)?, row.get(17)?, row.get(18)?, row.get(19)?),
         binding: (row.get(20)?, row.get(21)?, row.get(22)?, row.get(23)?, row.get(24)?, row.get(25)?),
         attempts: row.get(26)?,
         reroutes: row.get(27)?,

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton::config::{Config, ForwarderConfig, Service};
-use baton::relay::call::DirectRequest;
-use baton::relay::forward_request::GaslessRequest;
+use baton::relay::request::call::DirectRequest;
+use baton::relay::request::forward::GaslessRequest;
+use baton::relay::state::transaction::{
+    ConsumerId, Moved, RelayerTxId, RelayerUrl, Timings, Transaction, TransactionId,
+};
 use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
 use baton::relay::store::sqlite::SqliteStore;
 use baton::relay::store::{Saved, StoreError, TransactionStore};
-use baton::relay::transaction::{Clocks, ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use baton::timestamp::Timestamp;
 use pipeline::sqlite::Database;
 use serde_json::json;
@@ -20,7 +22,7 @@ use crate::stand::TO;
 
 pub struct Fixture {
     pub store: Arc<dyn TransactionStore>,
-    pub clocks: Clocks,
+    pub timings: Timings,
     engine: Engine,
 }
 
@@ -35,13 +37,13 @@ impl Fixture {
         let database = Database::open(&directory.path().join("baton.db")).unwrap();
         let store = SqliteStore::open(&database).await.unwrap();
         let engine = Engine::Sqlite { database, store: store.clone(), _directory: directory };
-        Self { store: Arc::new(store), clocks: clocks(), engine }
+        Self { store: Arc::new(store), timings: timings(), engine }
     }
 
     pub async fn mysql() -> Self {
         let schema = Schema::migrated().await;
         let store = MySqlStore::open(&schema.options()).await.unwrap();
-        Self { store: Arc::new(store), clocks: clocks(), engine: Engine::MySql(schema) }
+        Self { store: Arc::new(store), timings: timings(), engine: Engine::MySql(schema) }
     }
 
     /// Changes the tables behind the store's back.
@@ -84,15 +86,15 @@ impl Fixture {
     }
 }
 
-pub fn clocks() -> Clocks {
-    Config::from_vars(Service::Command, |_| None).unwrap().relay.clocks
+pub fn timings() -> Timings {
+    Config::from_vars(Service::Command, |_| None).unwrap().relay.timings
 }
 
 pub fn row(at: i64) -> Transaction {
     let body = json!({ "to": TO, "value": "115792089237316195423570985008687907853269984665640564039457584007913129639935",
         "data": "0xab", "gas": 21000, "retryOnFailure": true });
     let request = DirectRequest::parse(&body).unwrap();
-    Transaction::accepted(TransactionId::generate(), &request, "key".into(), Timestamp(at), &clocks())
+    Transaction::accepted(TransactionId::generate(), &request, "key".into(), Timestamp(at), &timings())
 }
 
 pub fn gasless_row(nonce: u64) -> Transaction {
@@ -104,16 +106,16 @@ pub fn gasless_row(nonce: u64) -> Transaction {
         "signature": format!("0x{}", "1b".repeat(65)), "retryOnFailure": true,
     });
     let forward = Arc::new(GaslessRequest::parse(&body).unwrap().forward(&forwarder).unwrap());
-    Transaction::accepted_gasless(TransactionId::generate(), &forward, "key".into(), Timestamp::now(), &clocks())
+    Transaction::accepted_gasless(TransactionId::generate(), &forward, "key".into(), Timestamp::now(), &timings())
 }
 
 pub fn claim(row: &Transaction) -> (Moved, Uuid) {
     let (me, token, relayer) = (ConsumerId::generate(), Uuid::new_v4(), RelayerUrl("http://r1".into()));
-    (row.claim(&me, token, &relayer, "test", Timestamp::now(), &clocks()).unwrap(), token)
+    (row.claim(&me, token, &relayer, "test", Timestamp::now(), &timings()).unwrap(), token)
 }
 
 pub fn bind(claimed: &Transaction, token: Uuid, tx_id: &str) -> Moved {
-    claimed.bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", Timestamp::now(), &clocks()).unwrap()
+    claimed.bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", Timestamp::now(), &timings()).unwrap()
 }
 
 /// A database of its own on the real server; dropped with this value.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use baton::relay::state::transaction::{Moved, RelayerTxId, Step, Transaction, TransactionId};
 use baton::relay::store::mysql::MySqlStore;
 use baton::relay::store::{Accepted, IdempotencyKey, NewTransaction, Saved, StoreError, TransactionStore};
-use baton::relay::transaction::{Moved, RelayerTxId, Step, Transaction, TransactionId};
 use baton::timestamp::Timestamp;
 use futures::future::join_all;
 use harness::proxy::{Mode, Proxy};
@@ -63,7 +63,7 @@ async fn many_accepts_are_stored_and_repeats_are_named() {
     let store = MySqlStore::open(&schema.options()).await.unwrap();
     // More than one statement takes.
     let plain: Vec<NewTransaction> = (0..600).map(|_| (row(1000), None)).collect();
-    assert!(store.accept(&plain).await.into_iter().all(|accepted| accepted.unwrap() == Accepted::Now));
+    assert!(store.accept(&plain).await.into_iter().all(|accepted| accepted.unwrap() == Accepted::Stored));
     assert!(store.accept(&[]).await.is_empty());
     for (row, _) in plain.iter().step_by(99) {
         assert_eq!(store.get(row.id).await.unwrap().as_ref(), Some(row));
@@ -111,13 +111,13 @@ async fn concurrent_twins_create_one_transaction() {
             let of_key = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers));
             let of_key: Vec<_> =
                 of_key.filter(|((_, key), _)| key.as_ref().is_some_and(|key| key.key == name)).collect();
-            let winners: Vec<_> = of_key.iter().filter(|(_, answer)| **answer == Accepted::Now).collect();
+            let winners: Vec<_> = of_key.iter().filter(|(_, answer)| **answer == Accepted::Stored).collect();
             assert_eq!((of_key.len(), winners.len()), (8, 1), "{of_key:?}");
             let winner = winners[0].0.0.id;
             assert!(
                 of_key
                     .iter()
-                    .all(|(_, answer)| matches!(answer, Accepted::Now) || **answer == Accepted::Before(winner))
+                    .all(|(_, answer)| matches!(answer, Accepted::Stored) || **answer == Accepted::Duplicate(winner))
             );
         }
     }
@@ -147,12 +147,12 @@ async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() 
             .collect();
         let answers = accept_at_once([&store, &other], &batches).await;
         let all: Vec<_> = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers)).collect();
-        assert!(all.iter().all(|((row, _), answer)| row.forward.is_some() || **answer == Accepted::Now));
+        assert!(all.iter().all(|((row, _), answer)| row.forward.is_some() || **answer == Accepted::Stored));
         for nonce in round * 10..round * 10 + 10 {
             let is_of_nonce = |row: &Transaction| row.forward.as_ref().is_some_and(|forward| forward.nonce() == nonce);
             let of_nonce: Vec<_> = all.iter().filter(|((row, _), _)| is_of_nonce(row)).collect();
-            let winners: Vec<_> = of_nonce.iter().filter(|(_, answer)| **answer == Accepted::Now).collect();
-            let losers: Vec<_> = of_nonce.iter().filter(|(_, answer)| **answer != Accepted::Now).collect();
+            let winners: Vec<_> = of_nonce.iter().filter(|(_, answer)| **answer == Accepted::Stored).collect();
+            let losers: Vec<_> = of_nonce.iter().filter(|(_, answer)| **answer != Accepted::Stored).collect();
             assert_eq!((winners.len(), losers.len()), (1, 7));
             let winner = winners[0].0.0.id;
             assert!(losers.iter().all(|(_, answer)| **answer == Accepted::NonceTaken(winner)), "{losers:?}");
@@ -175,11 +175,11 @@ async fn one_bad_row_does_not_fail_its_batch() {
     too_long.0.api_key = "k".repeat(300);
     let batch = [keyed("good", 1), (known, None), too_long, (row(2), None), keyed("good", 1)];
     let answers = store.accept(&batch).await;
-    assert!(matches!(answers[0], Ok(Accepted::Now)), "{answers:?}");
+    assert!(matches!(answers[0], Ok(Accepted::Stored)), "{answers:?}");
     assert!(matches!(answers[1], Err(StoreError::Conflict { constraint: "transactions_pkey" })), "{answers:?}");
     assert!(matches!(answers[2], Err(StoreError::Unavailable(_))), "{answers:?}");
-    assert!(matches!(answers[3], Ok(Accepted::Now)), "{answers:?}");
-    assert!(matches!(&answers[4], Ok(Accepted::Before(id)) if *id == batch[0].0.id), "{answers:?}");
+    assert!(matches!(answers[3], Ok(Accepted::Stored)), "{answers:?}");
+    assert!(matches!(&answers[4], Ok(Accepted::Duplicate(id)) if *id == batch[0].0.id), "{answers:?}");
     assert_eq!(count(&schema).await, 3);
 }
 
@@ -234,7 +234,7 @@ async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
     is_stuck(&schema, "INSERT INTO timeline").await;
     let mut webhook = tokio::spawn(async move {
         let tx_id = RelayerTxId("oz-1".into());
-        hearing.keep_early(&tx_id, "{}", Timestamp::now()).await.unwrap();
+        hearing.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
         hearing.find_bound(&tx_id).await.unwrap()
     });
     tokio::select! {

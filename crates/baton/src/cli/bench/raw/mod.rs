@@ -10,9 +10,9 @@ pub mod sqs;
 use std::time::Duration;
 
 use super::process::BODY;
-use crate::relay::call::DirectRequest;
-use crate::relay::message::Envelope;
-use crate::relay::transaction::{Transaction, TransactionId};
+use crate::relay::request::call::DirectRequest;
+use crate::relay::state::message::TransactionMessage;
+use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// A broker without us.
@@ -64,16 +64,16 @@ impl Broker {
 }
 
 /// A row as an accept makes it.
-pub fn new_row(clocks: &crate::relay::transaction::Clocks) -> anyhow::Result<Transaction> {
+pub fn new_row(timings: &crate::relay::state::transaction::Timings) -> anyhow::Result<Transaction> {
     let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
         .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
-    Ok(Transaction::accepted(TransactionId::generate(), &request, "bench".to_owned(), Timestamp::now(), clocks))
+    Ok(Transaction::accepted(TransactionId::generate(), &request, "bench".to_owned(), Timestamp::now(), timings))
 }
 
 /// A message's body as an accept makes it.
 fn message_body() -> anyhow::Result<Vec<u8>> {
     let config = crate::config::Config::from_vars(crate::config::Service::Command, |_| None)?;
-    Ok(Envelope::of(&new_row(&config.relay.clocks)?).outgoing().body)
+    Ok(TransactionMessage::of(&new_row(&config.relay.timings)?).outgoing().body)
 }
 
 /// How long one look at a way takes before the best is measured.

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::probe_span;
-use crate::relay::call::DirectRequest;
+use crate::relay::request::call::DirectRequest;
 
 /// Rows in one statement, and connections, that are tried.
 const ROWS: [usize; 3] = [100, 250, 1000];

@@ -9,8 +9,8 @@ use super::columns::{bind_accepted, bind_row, id, insert, insert_accepted, is_as
 use super::nonces::take_nonces;
 use super::outcome::{End, is_duplicate, is_in_the_values, work};
 use super::pool::{Pool, unavailable};
+use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
-use crate::relay::transaction::{Transaction, TransactionId};
 
 /// How many rows one statement takes at most, and how many bytes of requests: a server takes statements of 16 MiB.
 pub(super) const ROWS_MAX: usize = 256;
@@ -70,7 +70,8 @@ async fn accept(pool: &Pool, rows: &[NewTransaction]) -> Result<Batch, StoreErro
 async fn store(connection: &mut MySqlConnection, rows: &[NewTransaction]) -> Result<Vec<Accepted>, sqlx::Error> {
     let mut accepted = take_keys(connection, rows).await?;
     take_nonces(connection, rows, &mut accepted).await?;
-    let new = rows.iter().zip(&accepted).filter(|(_, accepted)| **accepted == Accepted::Now).map(|((row, _), _)| row);
+    let new =
+        rows.iter().zip(&accepted).filter(|(_, accepted)| **accepted == Accepted::Stored).map(|((row, _), _)| row);
     insert_rows(connection, new).await?;
     Ok(accepted)
 }
@@ -116,16 +117,16 @@ async fn take_keys(connection: &mut MySqlConnection, rows: &[NewTransaction]) ->
 type Owners = HashMap<(Vec<u8>, Vec<u8>), (Vec<u8>, String)>;
 
 fn judge(row: &Transaction, key: Option<&IdempotencyKey>, owners: &Owners) -> Result<Accepted, sqlx::Error> {
-    let Some(key) = key else { return Ok(Accepted::Now) };
+    let Some(key) = key else { return Ok(Accepted::Stored) };
     let name = (row.api_key.as_bytes().to_vec(), key.key.as_bytes().to_vec());
     let (body, owner) = owners.get(&name).ok_or(sqlx::Error::RowNotFound)?;
     let owner: TransactionId = parse_id(owner).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
     Ok(if owner == row.id {
-        Accepted::Now
+        Accepted::Stored
     } else if *body == key.body_sha256 {
-        Accepted::Before(owner)
+        Accepted::Duplicate(owner)
     } else {
-        Accepted::Other
+        Accepted::KeyReused
     })
 }
 

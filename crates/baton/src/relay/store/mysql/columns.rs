@@ -7,10 +7,10 @@ use sqlx::{MySql, Row};
 use time::{OffsetDateTime, PrimitiveDateTime};
 use uuid::Uuid;
 
-use crate::relay::call::DirectRequest;
+use crate::relay::request::call::DirectRequest;
+use crate::relay::state::transaction::{FailedBy, Status, Transaction, TransactionId};
 use crate::relay::store::StoreError;
 use crate::relay::store::row::{RawRow, first_id_at};
-use crate::relay::transaction::{FailedBy, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// A statement with its values so far.
@@ -139,7 +139,7 @@ pub(super) fn bind_row<'q>(statement: Statement<'q>, row: &Transaction) -> State
 /// The values that a move may change, in the order of the columns.
 pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Statement<'q> {
     let claim = row.claim.as_ref();
-    let doubt = claim.and_then(|claim| claim.doubt.as_ref());
+    let unknown = claim.and_then(|claim| claim.unknown.as_ref());
     let binding = row.binding.as_ref();
     let at = |moment: Option<Timestamp>| moment.map(datetime);
     statement
@@ -153,10 +153,10 @@ pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Sta
         .bind(claim.map(|claim| claim.token.as_bytes().as_slice()))
         .bind(claim.map(|claim| &claim.relayer.0))
         .bind(claim.map(|claim| datetime(claim.at)))
-        .bind(doubt.map(|doubt| &doubt.reason))
-        .bind(doubt.map(|doubt| datetime(doubt.open_until)))
-        .bind(doubt.map(|doubt| doubt.kind.name()))
-        .bind(at(doubt.and_then(|doubt| doubt.absent_since)))
+        .bind(unknown.map(|unknown| &unknown.reason))
+        .bind(unknown.map(|unknown| datetime(unknown.open_until)))
+        .bind(unknown.map(|unknown| unknown.kind.name()))
+        .bind(at(unknown.and_then(|unknown| unknown.absent_since)))
         .bind(binding.map(|binding| &binding.relayer.0))
         .bind(binding.map(|binding| &binding.tx_id.0))
         .bind(binding.map(|binding| datetime(binding.at)))
@@ -200,7 +200,7 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
         hash: row.try_get(10)?,
         sender: row.try_get(11)?,
         claim: (row.try_get(12)?, token, row.try_get(14)?, at(15)?),
-        doubt: (row.try_get(16)?, at(17)?, row.try_get(18)?, at(19)?),
+        unknown: (row.try_get(16)?, at(17)?, row.try_get(18)?, at(19)?),
         binding: (row.try_get(20)?, row.try_get(21)?, at(22)?, row.try_get(23)?, row.try_get(24)?, at(25)?),
         attempts: row.try_get(26)?,
         reroutes: row.try_get(27)?,

@@ -13,9 +13,9 @@ use super::columns::{columns, id, read_row};
 use super::outcome::work;
 use super::pool::Pool;
 use super::save::{bind_padded, places};
-use crate::relay::coalescer::Grouping;
+use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::StoreError;
-use crate::relay::transaction::{Transaction, TransactionId};
+use crate::relay::store::coalescer::Grouping;
 
 /// How many rows one statement reads: one may have hundreds of kilobytes.
 const ROWS_MAX: usize = 64;

@@ -7,8 +7,8 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::chunks;
 use super::columns::{id, parse_id};
+use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::{Accepted, NewTransaction};
-use crate::relay::transaction::TransactionId;
 
 /// The signer as it is stored, and the nonce.
 type Place = (String, u64);
@@ -22,7 +22,7 @@ pub(super) async fn take_nonces(
 ) -> Result<(), sqlx::Error> {
     let mut wanted: Vec<(Place, usize)> = Vec::new();
     for (index, (row, _)) in rows.iter().enumerate() {
-        if let (Some(forward), Accepted::Now) = (&row.forward, accepted[index]) {
+        if let (Some(forward), Accepted::Stored) = (&row.forward, accepted[index]) {
             wanted.push(((forward.signer().to_string(), forward.nonce()), index));
         }
     }
@@ -49,7 +49,7 @@ pub(super) async fn take_nonces(
             continue;
         }
         let taken = Accepted::NonceTaken(holder.id);
-        for answer in accepted.iter_mut().filter(|answer| **answer == Accepted::Before(row.id)) {
+        for answer in accepted.iter_mut().filter(|answer| **answer == Accepted::Duplicate(row.id)) {
             *answer = taken;
         }
         accepted[*index] = taken;

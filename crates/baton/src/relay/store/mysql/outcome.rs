@@ -9,7 +9,7 @@
 //! | COMMIT was refused with an error that says it did not happen: see [`commit_refused`] | `Unavailable`, or tried again |
 //! | COMMIT got any other error, or no answer, or the connection was lost meanwhile | `OutcomeUnknown` |
 //!
-//! Nothing is written outside a transaction, so the COMMIT is the only moment that can leave a doubt.
+//! Nothing is written outside a transaction, so the COMMIT is the only moment that can leave a unknown.
 
 use std::time::Duration;
 

@@ -14,10 +14,10 @@ use super::columns::{bind_state, datetime, id, update_many};
 use super::outcome::{End, is_duplicate, is_in_the_values, work};
 use super::pool::Pool;
 use super::save_one;
-use crate::relay::coalescer::Grouping;
+use crate::relay::state::transaction::{Moved, Transaction, TransactionId};
+use crate::relay::store::coalescer::Grouping;
 use crate::relay::store::row::timeline_max;
 use crate::relay::store::{RELAYER_TX_ID_UNIQUE, Saved, StoreError};
-use crate::relay::transaction::{Moved, Transaction, TransactionId};
 
 /// More than this in one group, and each row is saved by itself: a server takes statements of 16 MiB.
 const BYTES_MAX: usize = 4 << 20;

@@ -1,0 +1,289 @@
+//! Where the 202 is earned: the row and its message, durable before the answer.
+//!
+//! On the embedded engine they are one commit, so a crash leaves both or neither. Over two systems the row comes first:
+//! a crash in between leaves a row without a message, which the reconciler queues; and if the queue does not take the
+//! message, the row is taken back before anybody is told that it will never happen.
+//!
+//! Next: the message reaches [`crate::relay::submit::consumer`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::{counter, histogram};
+use pipeline::QueueError;
+use pipeline::queue::sqlite::SqliteQueue;
+use sha2::{Digest, Sha256};
+use tokio::time::{Instant, timeout_at};
+use tracing::{error, warn};
+
+use crate::relay::request::call::DirectRequest;
+use crate::relay::request::forward::Forward;
+use crate::relay::state::message::TransactionMessage;
+use crate::relay::state::transaction::{FailedBy, Kind, Status, Timings, Transaction, TransactionId};
+use crate::relay::store::coalescer::Coalescer;
+use crate::relay::store::sqlite::SqliteStore;
+use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
+use crate::relay::update::guarded_store::{GuardedStore, Updated};
+use crate::timestamp::Timestamp;
+
+/// Accepts transactions.
+pub struct TransactionIntake {
+    mode: AcceptMode,
+    guarded: Arc<GuardedStore>,
+    /// How long storing may take before the client is told that the outcome is unknown.
+    timeout: Duration,
+}
+
+/// How row and message are stored.
+pub enum AcceptMode {
+    /// Both in one commit of the embedded engine.
+    OneCommit(SqliteStore, SqliteQueue),
+    /// The row, together with others, and then its message.
+    RowThenMessage(Coalescer<NewTransaction, Accepted>),
+}
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub enum Request<'a> {
+    /// `POST /relay/direct`.
+    Direct(&'a DirectRequest),
+    /// `POST /relay/gasless`.
+    Gasless(&'a Arc<Forward>),
+}
+
+/// What the client is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AcceptReceipt {
+    /// Our id.
+    pub id: TransactionId,
+    /// `pending`.
+    pub status: Status,
+    /// When.
+    pub created_at: Timestamp,
+}
+
+/// Why a transaction was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum TransactionIntakeError {
+    /// Nothing was stored and nothing will happen.
+    #[error("the store is unavailable; nothing was accepted")]
+    Unavailable(#[source] StoreError),
+    /// The queue did not take it; the row says so, and nothing will happen.
+    #[error("the queue is unavailable; nothing was accepted")]
+    NotQueued(#[source] QueueError),
+    /// The idempotency key was used for another request.
+    #[error("the idempotency key was used for another request")]
+    KeyReused,
+    /// This transaction has the signer's nonce; nothing was stored.
+    #[error("transaction {0} has the signer's nonce")]
+    NonceTaken(TransactionId),
+    /// It may have been stored: the status of this id will tell.
+    #[error("it is not known whether transaction {0} was accepted")]
+    OutcomeUnknown(TransactionId),
+}
+
+impl TransactionIntake {
+    /// An intake.
+    pub fn new(mode: AcceptMode, guarded: Arc<GuardedStore>, timeout: Duration) -> Self {
+        Self { mode, guarded, timeout }
+    }
+
+    /// By when a request that begins now must have its answer.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// What a request that came before under the same idempotency key became. For a request that is only good once:
+    /// repeated, it would not pass its checks again.
+    pub async fn repeated(
+        &self,
+        request: Request<'_>,
+        api_key: &str,
+        idempotency_key: &str,
+        deadline: Instant,
+    ) -> Result<Option<AcceptReceipt>, TransactionIntakeError> {
+        let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
+        let asked = timeout_at(deadline, self.guarded.store.key_owner(api_key, idempotency_key)).await;
+        let Some(owner) = asked.unwrap_or_else(late).map_err(TransactionIntakeError::Unavailable)? else {
+            return Ok(None);
+        };
+        if owner.body_sha256 != request.sha256() {
+            return Err(TransactionIntakeError::KeyReused);
+        }
+        let row = timeout_at(deadline, self.earlier_transaction(owner.id)).await;
+        let row = row.unwrap_or(Err(TransactionIntakeError::OutcomeUnknown(owner.id)))?;
+        if row.failed_by == Some(FailedBy::Intake) {
+            return Ok(None);
+        }
+        counter!("baton_idempotent_repeats_total").increment(1);
+        Ok(Some(AcceptReceipt { id: row.id, status: row.status, created_at: row.created_at }))
+    }
+
+    /// Stores a request and its message; when this returns, it will be done. A request that came before under the same
+    /// idempotency key is answered with the transaction that it became.
+    pub async fn accept(
+        &self,
+        request: Request<'_>,
+        api_key: &str,
+        idempotency_key: Option<&str>,
+        deadline: Instant,
+    ) -> Result<AcceptReceipt, TransactionIntakeError> {
+        let started = Instant::now();
+        let timings = &self.guarded.timings;
+        let mut freed = false;
+        loop {
+            let id = TransactionId::generate();
+            let row = Box::new(request.row(id, api_key, timings));
+            let receipt = AcceptReceipt { id, status: row.status, created_at: row.created_at };
+            let key = idempotency_key.map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: request.sha256() });
+            let message = TransactionMessage::of(&row).outgoing();
+            let accepted = match &self.mode {
+                AcceptMode::OneCommit(store, queue) => {
+                    let stored = timeout_at(deadline, store.accept_queued(row, key, message, queue)).await;
+                    accept_result(id, stored.map_err(drop))?
+                }
+                AcceptMode::RowThenMessage(rows) => {
+                    let stored = timeout_at(deadline, rows.put((*row, key))).await;
+                    let accepted = accept_result(id, stored.map_err(drop))?;
+                    if accepted == Accepted::Stored {
+                        self.queue(id, message, deadline).await?;
+                    }
+                    accepted
+                }
+            };
+            match accepted {
+                Accepted::Stored => {
+                    counter!("baton_accepted_total", "type" => request.kind().name()).increment(1);
+                    counter!("baton_transactions_total", "status" => receipt.status.name()).increment(1);
+                    histogram!("baton_accept_seconds").record(started.elapsed().as_secs_f64());
+                    return Ok(receipt);
+                }
+                Accepted::KeyReused => return Err(TransactionIntakeError::KeyReused),
+                Accepted::NonceTaken(holder) => return Err(TransactionIntakeError::NonceTaken(holder)),
+                Accepted::Duplicate(first) => {
+                    counter!("baton_idempotent_repeats_total").increment(1);
+                    let row = timeout_at(deadline, self.earlier_transaction(first)).await;
+                    let row = row.unwrap_or(Err(TransactionIntakeError::OutcomeUnknown(first)))?;
+                    // The client was told that it would never happen, and asks again: the key is free for another try.
+                    if let (Some(FailedBy::Intake), Some(key), false) = (row.failed_by, idempotency_key, freed) {
+                        freed = true;
+                        // Whatever becomes of it, what came before under this key never happens.
+                        let released = timeout_at(deadline, self.guarded.store.release_key(api_key, key, first)).await;
+                        let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
+                        released.unwrap_or_else(late).map_err(TransactionIntakeError::Unavailable)?;
+                        continue;
+                    }
+                    return Ok(AcceptReceipt { id: first, status: row.status, created_at: row.created_at });
+                }
+            }
+        }
+    }
+
+    /// The transaction that a repeated request became, which nobody can take back any more: over two systems the first
+    /// request may still be without its answer, and may yet find that the queue does not take its message.
+    async fn earlier_transaction(&self, first: TransactionId) -> Result<Transaction, TransactionIntakeError> {
+        // The transaction exists, since its key does; only its status is not to be had now.
+        let unknown = || TransactionIntakeError::OutcomeUnknown(first);
+        let row = self.guarded.store.get(first).await.ok().flatten().ok_or_else(unknown)?;
+        if !row.is_untouched() || matches!(self.mode, AcceptMode::OneCommit(..)) {
+            return Ok(row);
+        }
+        let now = Timestamp::now();
+        match self.guarded.update_from(row, |row| row.promise(now, &self.guarded.timings)).await {
+            Ok(Updated::Moved(row) | Updated::Refused(_, row)) => Ok(*row),
+            Ok(Updated::Missing) | Err(_) => Err(unknown()),
+        }
+    }
+
+    /// Queues the message of a stored row, or takes the row back.
+    async fn queue(
+        &self,
+        id: TransactionId,
+        message: pipeline::Outgoing,
+        deadline: Instant,
+    ) -> Result<(), TransactionIntakeError> {
+        // A part of the time is kept for taking the row back.
+        let send_until = deadline - self.timeout / 3;
+        let sent = match timeout_at(send_until, self.guarded.queue.send(std::slice::from_ref(&message))).await {
+            Ok(sent) => sent.into_iter().next().unwrap_or(Err(QueueError::OutcomeUnknown("no answer".into()))),
+            Err(_) => Err(QueueError::OutcomeUnknown("no answer in time".into())),
+        };
+        let Err(failure) = sent else { return Ok(()) };
+        warn!(transactionId = %id, action = "not_queued", "{failure}");
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let now = Timestamp::now();
+            match timeout_at(deadline, self.guarded.update(id, |row| row.not_queued(now))).await {
+                Ok(Ok(Updated::Moved(_))) => {
+                    counter!("baton_accept_failures_total", "reason" => "queue").increment(1);
+                    return Err(TransactionIntakeError::NotQueued(failure));
+                }
+                // An earlier try was saved, and only its answer was lost.
+                Ok(Ok(Updated::Refused(_, row))) if row.failed_by == Some(FailedBy::Intake) => {
+                    counter!("baton_accept_failures_total", "reason" => "queue").increment(1);
+                    return Err(TransactionIntakeError::NotQueued(failure));
+                }
+                // Its message arrived after all, and it is under way.
+                Ok(Ok(Updated::Refused(..))) => return Ok(()),
+                Ok(Err(away)) if away.is_transient() && Instant::now() + pause < deadline => {
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                Ok(Ok(Updated::Missing) | Err(_)) | Err(_) => {
+                    error!(transactionId = %id, action = "accept_unknown", "neither queued nor taken back: {failure}");
+                    counter!("baton_accept_failures_total", "reason" => "unknown").increment(1);
+                    return Err(TransactionIntakeError::OutcomeUnknown(id));
+                }
+            }
+        }
+    }
+}
+
+impl Request<'_> {
+    fn row(self, id: TransactionId, api_key: &str, timings: &Timings) -> Transaction {
+        let (api_key, now) = (api_key.to_owned(), Timestamp::now());
+        match self {
+            Self::Direct(request) => Transaction::accepted(id, request, api_key, now, timings),
+            Self::Gasless(forward) => Transaction::accepted_gasless(id, forward, api_key, now, timings),
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Self::Direct(_) => Kind::Direct,
+            Self::Gasless(_) => Kind::Gasless,
+        }
+    }
+
+    /// Of what the client asked for, however it was written.
+    fn sha256(self) -> [u8; 32] {
+        match self {
+            Self::Direct(request) => Sha256::digest(request.to_json()).into(),
+            Self::Gasless(forward) => Sha256::digest(forward.gasless.to_json()).into(),
+        }
+    }
+}
+
+/// What the store's answer means for the client; `Err(())` is none in time.
+fn accept_result(
+    id: TransactionId,
+    stored: Result<Result<Accepted, StoreError>, ()>,
+) -> Result<Accepted, TransactionIntakeError> {
+    match stored {
+        Ok(Ok(accepted)) => Ok(accepted),
+        Ok(Err(failure @ StoreError::OutcomeUnknown(_))) => {
+            error!(transactionId = %id, action = "accept_unknown", "{failure}");
+            counter!("baton_accept_failures_total", "reason" => "unknown").increment(1);
+            Err(TransactionIntakeError::OutcomeUnknown(id))
+        }
+        Ok(Err(failure)) => {
+            counter!("baton_accept_failures_total", "reason" => "unavailable").increment(1);
+            Err(TransactionIntakeError::Unavailable(failure))
+        }
+        // The write is still queued and may yet be made: this is not a refusal.
+        Err(()) => {
+            counter!("baton_accept_failures_total", "reason" => "timeout").increment(1);
+            Err(TransactionIntakeError::OutcomeUnknown(id))
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, what has code, how a call would end, and which
+//! block a transaction is in.
+//!
+//! Nothing is asked before somebody needs an answer, so that a service starts while the chain is away. The first
+//! answers come only after the chain, and for the forwarder's sake the forwarder, are found to be those of the
+//! configuration.
+//! Nothing is tried twice here: whoever asks decides what no answer means.
+
+pub mod revert;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_sol_types::{SolCall, sol};
+use reqwest::Url;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::config::{ChainConfig, ForwarderConfig};
+use crate::http::outgoing;
+use crate::relay::relayer::wire::NUMBER_MAX;
+use crate::relay::request::call::{Call, parse_amount};
+use crate::relay::request::forward::{DOMAIN_VERSION, Signer};
+
+sol! {
+    function nonces(address owner) external view returns (uint256);
+    function eip712Domain() external view returns (
+        bytes1 fields, string name, string version, uint256 chainId, address verifyingContract, bytes32 salt,
+        uint256[] extensions
+    );
+}
+
+/// The chain.
+pub struct Chain {
+    http: reqwest::Client,
+    url: Url,
+    timeout: Duration,
+    chain_id: Option<u64>,
+    forwarder: Option<ForwarderConfig>,
+    /// Whether it was found to be the configured one.
+    checked: AtomicBool,
+    /// Whether the forwarder was.
+    forwarder_checked: AtomicBool,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ChainError {
+    /// None came, or none in time.
+    #[error("the chain did not answer")]
+    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// An error came.
+    #[error("the chain answered with error {code}: {message}")]
+    Refused {
+        /// Its number.
+        code: i64,
+        /// Its text.
+        message: String,
+        /// What goes with it; what a revert said.
+        data: Value,
+    },
+    /// Something else came.
+    #[error("the chain's answer is not understood: {0}")]
+    Unreadable(&'static str),
+    /// It is another chain or another forwarder than the configuration says.
+    #[error("{0}")]
+    Mismatch(String),
+}
+
+/// How a call would end now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trial {
+    /// Well.
+    Runs,
+    /// Badly.
+    Reverts {
+        /// What it said.
+        data: Bytes,
+        /// What the node said.
+        message: String,
+    },
+    /// The node does not say.
+    Unclear(String),
+}
+
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest answer that is read: the code of a contract is the longest that is asked for.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+impl Chain {
+    /// The chain of the configuration; it is not asked anything yet.
+    pub fn new(config: &ChainConfig) -> Result<Self, String> {
+        let http = outgoing::client(IDLE_TIMEOUT).build().map_err(|error| format!("no HTTP client: {error}"))?;
+        let url = Url::parse(config.rpc_url.expose()).map_err(|error| format!("RPC_URL: {error}"))?;
+        let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
+        let (checked, forwarder_checked) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { http, url, timeout: config.rpc_timeout, chain_id, forwarder, checked, forwarder_checked })
+    }
+
+    /// A signer's next nonce, as the forwarder counts them.
+    pub async fn nonce(&self, signer: Signer) -> Result<U256, ChainError> {
+        self.check().await?;
+        let call = noncesCall { owner: signer.address };
+        let answer = self.read(signer.forwarder, call.abi_encode()).await?;
+        noncesCall::abi_decode_returns(&answer).map_err(|_| ChainError::Unreadable("the forwarder's nonce"))
+    }
+
+    /// Whether an address is a contract. A user's own account that lends itself a contract's code (EIP-7702) is none: it
+    /// still signs by itself.
+    pub async fn is_contract(&self, address: Address) -> Result<bool, ChainError> {
+        const DELEGATION: [u8; 3] = [0xef, 0x01, 0x00];
+        let code = bytes(&self.ask("eth_getCode", json!([address.to_string(), "latest"])).await?)?;
+        Ok(!code.is_empty() && !code.starts_with(&DELEGATION))
+    }
+
+    /// How a call would end if it were made now by this sender.
+    pub async fn try_call(&self, from: Address, call: &Call) -> Result<Trial, ChainError> {
+        self.check().await?;
+        let mut request = json!({
+            "from": from.to_string(), "to": call.to.to_string(), "value": format!("{:#x}", call.value), "data": call.data,
+        });
+        if let Some(gas) = call.gas_limit {
+            request["gas"] = json!(format!("{gas:#x}"));
+        }
+        match self.ask("eth_call", json!([request, "latest"])).await {
+            Ok(_) => Ok(Trial::Runs),
+            Err(ChainError::Refused { message, data, .. }) => Ok(revert::judge(message, &data)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The number of the block that a transaction is in; `None` if the chain has no receipt of it.
+    pub async fn block_of(&self, hash: B256) -> Result<Option<u64>, ChainError> {
+        self.check_chain().await?;
+        let receipt = self.ask("eth_getTransactionReceipt", json!([hash.to_string()])).await?;
+        // Some nodes have a receipt of what is not in a block yet.
+        let Some(number) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
+        let number = number.as_str().and_then(parse_amount).and_then(|number| u64::try_from(number).ok());
+        let number = number.filter(|number| *number <= NUMBER_MAX);
+        number.map(Some).ok_or(ChainError::Unreadable("the receipt's block"))
+    }
+
+    /// Finds out, once, whether chain and forwarder are those of the configuration.
+    async fn check(&self) -> Result<(), ChainError> {
+        self.check_chain().await?;
+        if self.forwarder_checked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(forwarder) = &self.forwarder {
+            self.check_forwarder(forwarder).await?;
+        }
+        self.forwarder_checked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn check_chain(&self) -> Result<(), ChainError> {
+        if self.checked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(wanted) = self.chain_id {
+            let answer = self.ask("eth_chainId", json!([])).await?;
+            let found = answer.as_str().and_then(parse_amount).ok_or(ChainError::Unreadable("the chain's id"))?;
+            if found != U256::from(wanted) {
+                return Err(ChainError::Mismatch(format!(
+                    "CHAIN_ID is {wanted}, but the chain at RPC_URL has the id {found}"
+                )));
+            }
+        }
+        self.checked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn check_forwarder(&self, forwarder: &ForwarderConfig) -> Result<(), ChainError> {
+        let address = forwarder.address;
+        let none = || ChainError::Mismatch(format!("there is no ERC2771Forwarder at FORWARDER_ADDRESS {address}"));
+        let answer = match self.read(address, eip712DomainCall {}.abi_encode()).await {
+            Err(ChainError::Refused { message, data, .. })
+                if matches!(revert::judge(message.clone(), &data), Trial::Reverts { .. }) =>
+            {
+                return Err(none());
+            }
+            answer => answer?,
+        };
+        let found = eip712DomainCall::abi_decode_returns(&answer).map_err(|_| none())?;
+        let differs = |variable: &str, wanted: String, found: String| {
+            let difference = format!("{variable} is {wanted}, but the forwarder's EIP-712 domain has {found}");
+            Err(ChainError::Mismatch(difference))
+        };
+        if found.name != forwarder.name {
+            return differs("FORWARDER_NAME", format!("{:?}", forwarder.name), format!("{:?}", found.name));
+        }
+        if found.version != DOMAIN_VERSION {
+            return differs("the version", format!("{DOMAIN_VERSION:?}"), format!("{:?}", found.version));
+        }
+        if found.chainId != U256::from(forwarder.chain_id) {
+            return differs("CHAIN_ID", forwarder.chain_id.to_string(), found.chainId.to_string());
+        }
+        if found.verifyingContract != address {
+            return differs("FORWARDER_ADDRESS", address.to_string(), found.verifyingContract.to_string());
+        }
+        Ok(())
+    }
+
+    async fn read(&self, to: Address, data: Vec<u8>) -> Result<Bytes, ChainError> {
+        bytes(
+            &self
+                .ask("eth_call", json!([{ "to": to.to_string(), "data": Bytes::from(data).to_string() }, "latest"]))
+                .await?,
+        )
+    }
+
+    async fn ask(&self, method: &str, params: Value) -> Result<Value, ChainError> {
+        let asked = self.post(json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }));
+        let mut answer = timeout(self.timeout, asked).await.map_err(|late| ChainError::Unreachable(late.into()))??;
+        match answer.get("error").filter(|error| !error.is_null()) {
+            None => answer.get_mut("result").map(Value::take).ok_or(ChainError::Unreadable("neither result nor error")),
+            Some(error) => Err(ChainError::Refused {
+                code: error["code"].as_i64().unwrap_or_default(),
+                message: error["message"].as_str().unwrap_or_default().chars().take(TEXT_LENGTH_MAX).collect(),
+                data: error["data"].clone(),
+            }),
+        }
+    }
+
+    async fn post(&self, body: Value) -> Result<Value, ChainError> {
+        // The URL may hold a key, and an error would show it.
+        let away = |error: reqwest::Error| ChainError::Unreachable(error.without_url().into());
+        let mut response = self.http.post(self.url.clone()).json(&body).send().await.map_err(away)?;
+        let status = response.status();
+        let mut text = Vec::new();
+        while let Some(more) = response.chunk().await.map_err(away)? {
+            if text.len() + more.len() > ANSWER_BYTES_MAX {
+                return Err(ChainError::Unreadable("it is too long"));
+            }
+            text.extend_from_slice(&more);
+        }
+        match serde_json::from_slice::<Value>(&text) {
+            // Some nodes answer a call that reverts with a status of 4xx or 5xx; the answer is in the body.
+            Ok(answer) if answer.get("result").is_some() || answer.get("error").is_some_and(Value::is_object) => {
+                let busy = matches!(status.as_u16(), 429 | 502..=504);
+                if busy { Err(ChainError::Unreachable(format!("status {status}").into())) } else { Ok(answer) }
+            }
+            _ if !status.is_success() => Err(ChainError::Unreachable(format!("status {status}").into())),
+            _ => Err(ChainError::Unreadable("it is no JSON-RPC")),
+        }
+    }
+}
+
+/// The longest text of an error that is kept.
+const TEXT_LENGTH_MAX: usize = 500;
+
+fn bytes(answer: &Value) -> Result<Bytes, ChainError> {
+    let text = answer.as_str().and_then(|text| text.strip_prefix("0x"));
+    let decoded = text.and_then(|digits| hex::decode(digits).ok());
+    decoded.map(Bytes::from).ok_or(ChainError::Unreadable("no bytes"))
+}

@@ -1,0 +1,158 @@
+//! The status in three tiers: the cache, the database, the relayers. What the third tier finds is stored,
+//! unless it may be the very record that a submission in doubt is looking for. With a chain to ask, the block of what
+//! has ended is found out on the way ([`block`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::counter;
+use serde_json::Value;
+use tracing::debug;
+
+use crate::relay::observe::block::{self, Blocks};
+use crate::relay::observe::recent_misses::RecentMisses;
+use crate::relay::relayer::client::describe;
+use crate::relay::relayer::pool::Pool;
+use crate::relay::request::call::{Call, DirectRequest, Speed};
+use crate::relay::state::report::{Report, Source};
+use crate::relay::state::transaction::{
+    Binding, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
+};
+use crate::relay::store::StoreError;
+use crate::relay::update::guarded_store::GuardedStore;
+use crate::relay::update::view;
+use crate::timestamp::Timestamp;
+
+/// Looks transactions up.
+pub struct StatusLookup {
+    guarded: Arc<GuardedStore>,
+    pool: Arc<Pool>,
+    timeout: Duration,
+    /// Ids that no tier knew: a client that polls a wrong id does not make us ask every relayer.
+    unknown: RecentMisses,
+    blocks: Option<Blocks>,
+}
+
+const UNKNOWN_FOR: Duration = Duration::from_secs(5);
+/// More claims than this of unknown outcome at once, and nothing is stored from the third tier.
+const CLAIMS_COMPARED_MAX: usize = 1000;
+
+impl StatusLookup {
+    /// A lookup over these tiers; with blocks, if there is a chain to ask.
+    pub fn new(guarded: Arc<GuardedStore>, pool: Arc<Pool>, blocks: Option<Blocks>, timeout: Duration) -> Self {
+        Self { guarded, pool, timeout, unknown: RecentMisses::new(UNKNOWN_FOR), blocks }
+    }
+
+    /// The transaction, from the nearest tier that knows all of it.
+    pub async fn find(&self, id: TransactionId) -> Result<Option<Value>, StoreError> {
+        // Kept by somebody who did not know the block: the database may know better by now.
+        let all = |shown: &Value| self.blocks.is_none() || !block::may_lack_block(shown);
+        if let Some(shown) = self.guarded.cache.get(id).await.filter(all) {
+            counter!("baton_status_total", "tier" => "cache").increment(1);
+            return Ok(Some(shown));
+        }
+        let Some(row) = self.find_row(id).await? else { return Ok(None) };
+        let row = match &self.blocks {
+            Some(blocks) => blocks.complete(row).await,
+            None => row,
+        };
+        Ok(Some(view::show(&row)))
+    }
+
+    async fn find_row(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
+        if let Some(row) = self.guarded.store.get(id).await? {
+            self.keep(&row);
+            counter!("baton_status_total", "tier" => "database").increment(1);
+            return Ok(Some(row));
+        }
+        if self.unknown.has(id) {
+            return Ok(None);
+        }
+        // Clients of the old synchronous service hold relayers' ids; those are UUIDs too.
+        let tx_id = RelayerTxId(id.to_string());
+        if let Some(row) = self.guarded.store.find_bound(&tx_id).await? {
+            counter!("baton_status_total", "tier" => "database").increment(1);
+            return Ok(Some(row));
+        }
+        let found = self.ask_relayers(id, &tx_id).await?;
+        match &found {
+            Some(_) => counter!("baton_status_total", "tier" => "relayer").increment(1),
+            None => {
+                counter!("baton_status_total", "tier" => "none").increment(1);
+                self.unknown.add(id);
+            }
+        }
+        Ok(found)
+    }
+
+    async fn ask_relayers(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
+        let asked = self.pool.clients().iter().map(|client| async move {
+            self.pool.ask_one(client.url());
+            match client.transaction(tx_id, self.timeout).await {
+                Ok(found) => found.map(|report| (client.url().clone(), report)),
+                Err(failure) => {
+                    debug!(relayer = %client.url(), "not asked for a status: {}", describe(&failure));
+                    None
+                }
+            }
+        });
+        let Some((relayer, report)) = futures::future::join_all(asked).await.into_iter().flatten().next() else {
+            return Ok(None);
+        };
+        let Some(row) = imported(id, &relayer, &report, &self.guarded) else { return Ok(None) };
+        let claims = self.guarded.store.claimed(CLAIMS_COMPARED_MAX).await?;
+        let wanted = claims.iter().any(|claim| claim.call.matches(&report)) || claims.len() >= CLAIMS_COMPARED_MAX;
+        if !wanted {
+            match self.guarded.store.insert(std::slice::from_ref(&row)).await {
+                Ok(()) => self.keep(&row),
+                // Another reader was quicker.
+                Err(StoreError::Conflict { .. }) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(Some(row))
+    }
+
+    /// Keeps what cannot change any more. With a chain to ask, a block may still come.
+    fn keep(&self, row: &Transaction) {
+        let complete = self.blocks.is_none() || block::hash_without_block(row).is_none();
+        if complete && let Some(entry) = view::entry(row) {
+            self.guarded.cache.put(entry);
+        }
+    }
+}
+
+/// A row for a transaction that only a relayer knows.
+fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &GuardedStore) -> Option<Transaction> {
+    let now = Timestamp::now();
+    let call = Call {
+        to: report.to.as_deref()?.parse().ok()?,
+        value: report.value?,
+        data: report.data.clone().unwrap_or_else(|| "0x".to_owned()).to_ascii_lowercase(),
+        gas_limit: report.gas_limit,
+        speed: Speed::Average,
+    };
+    // A relayer takes call data that is none. Such a record cannot be kept as a row of ours.
+    let request = DirectRequest { call, retry_on_failure: false };
+    let readable = serde_json::from_str(&request.to_json()).ok()?;
+    if DirectRequest::parse(&readable).ok()? != request {
+        return None;
+    }
+    let created = report.created_at.unwrap_or(now);
+    let mut row = Transaction::accepted(id, &request, "imported".to_owned(), created, &guarded.timings);
+    row.imported = true;
+    row.status = Status::Submitted;
+    row.check_at = Some(now + guarded.timings.submitted_check);
+    row.binding = Some(Binding {
+        relayer: relayer.clone(),
+        tx_id: report.tx_id.clone(),
+        at: now,
+        progress: Progress::Pending,
+        nonce: None,
+        forgotten_since: None,
+    });
+    match row.report(report, Source::Asked, guarded.mode, now, &guarded.timings) {
+        crate::relay::state::report::Verdict::Move(moved) => Some(moved.transaction),
+        _ => Some(row),
+    }
+}

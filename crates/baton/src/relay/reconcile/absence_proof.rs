@@ -1,0 +1,376 @@
+//! What a relayer's own list says about a submission whose outcome nobody knows (pure). The judgement here is all there
+//! is between a lost answer and a double payment; the reasons for each rule are in ADR 4.
+//!
+//! [`crate::relay::reconcile::unknown_outcomes`] reads the list, asks what has to be asked and acts on the judgement.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::relay::request::call::Call;
+use crate::relay::state::report::Report;
+use crate::relay::state::transaction::{Claim, RelayerTxId, Transaction, UnknownOutcome};
+use crate::timestamp::Timestamp;
+
+/// What was read of a relayer's list.
+#[derive(Debug, Clone)]
+pub struct RelayerListing {
+    /// Records that may matter, oldest first.
+    pub records: Vec<Report>,
+    /// When the oldest record that was seen was made, whether or not it matters.
+    pub oldest: Option<Timestamp>,
+    /// Whether the list was read far enough back.
+    pub complete: bool,
+    /// How far the relayer's clock may be from ours.
+    pub skew: Duration,
+    /// When the list was asked for.
+    pub read_at: Timestamp,
+}
+
+/// A submission of unknown outcome.
+#[derive(Debug, Clone, Copy)]
+pub struct LostSubmission<'a> {
+    /// What was, or was not, submitted.
+    pub call: &'a Call,
+    /// By whom and when.
+    pub claim: &'a Claim,
+    /// Why nobody knows.
+    pub unknown: &'a UnknownOutcome,
+    /// How much further off from the relayer's clock the claim's time may be than a time of now.
+    pub slip: Duration,
+    /// Whether it has not been on the list for so long that nothing can come of it, if it is not on this one either.
+    pub over: bool,
+}
+
+/// What follows from a list.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Finding<'a> {
+    /// This record is it.
+    Bind(&'a Report),
+    /// It is not there, and would be if it has been stored.
+    Absent,
+    /// It is not there, which proves nothing unless the relayer still knows what it had before.
+    AskMemory,
+    /// It is not to be seen, for a reason that proves nothing.
+    Unproven(&'static str),
+}
+
+/// Whether a relayer still knows what it had before the claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// It does.
+    Kept,
+    /// It does not.
+    Lost,
+    /// It could not be asked.
+    Unasked,
+    /// There is nothing to ask it about.
+    Untestable,
+}
+
+impl RelayerListing {
+    /// Whether a record should be kept for these cases.
+    pub fn matters<'a>(record: &Report, mut calls: impl Iterator<Item = &'a Call>) -> bool {
+        record.is_no_op() || calls.any(|call| call.is_still(record))
+    }
+
+    /// Judges one case. `bound` are the records that belong to some row, and `rivals` the calls of the other rows that
+    /// were claimed at the same relayer, both read after the list; `memory` is `None` until it has been asked.
+    ///
+    /// A record that an equal transaction may be looking for is taken only if it is proven that ours is not there and
+    /// cannot come any more: whoever finds its record taken is sent again, and would be sent again in spite of ours.
+    /// One that failed before it was signed is left for last in the same way, since what is bound to it is sent again.
+    pub fn judge<'a>(
+        &'a self,
+        case: LostSubmission<'_>,
+        bound: &HashSet<RelayerTxId>,
+        rivals: EqualClaims<'_>,
+        memory: Option<Memory>,
+    ) -> Finding<'a> {
+        let since = case.claim.at - self.skew - case.slip;
+        let is_since = |record: &Report| record.created_at.is_none_or(|created| created >= since);
+        let free: Vec<&Report> =
+            self.records.iter().filter(|record| !bound.contains(&record.tx_id) && is_since(record)).collect();
+        let matching = |record: &&&Report| case.call.matches(record);
+        let contested = |record: &Report| rivals.want(record) || record.failed_unsigned();
+        let ours: Vec<&Report> = free.iter().copied().filter(|record| !contested(record)).collect();
+        if let Some(record) = ours.iter().find(matching) {
+            return Finding::Bind(record);
+        }
+        let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free, memory) };
+        let absence = self.judge_absence(case, since, &ours, memory);
+        if absence != Finding::Absent || !case.over {
+            return absence;
+        }
+        // One that names no gas limit also matches the records of those that do, but not the other way round: those
+        // are left to them as long as there is another.
+        let spare = |record: &&&Report| matching(record) && !rivals.need(record, case.call);
+        Finding::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
+    }
+
+    /// What it means that none of these records is the one.
+    fn judge_absence(
+        &self,
+        case: LostSubmission<'_>,
+        since: Timestamp,
+        records: &[&Report],
+        memory: Option<Memory>,
+    ) -> Finding<'static> {
+        if !self.complete {
+            return Finding::Unproven("the relayer's list is too long to search");
+        }
+        if records.iter().any(|record| may_stand_for(record, case.call)) {
+            return Finding::Unproven("the relayer has a record that may be this one, or a no-op in its place");
+        }
+        if self.oldest.is_some_and(|oldest| oldest < since) {
+            return Finding::Absent;
+        }
+        match memory {
+            None => Finding::AskMemory,
+            Some(Memory::Kept) => Finding::Absent,
+            Some(Memory::Lost) => Finding::Unproven("the relayer has forgotten transactions that it had before"),
+            Some(Memory::Unasked) => Finding::Unproven("the relayer could not be asked whether it remembers"),
+            // If it fell silent it may have died with all it knew; if it answered, or only our own consumer died,
+            // there is no reason to suspect it.
+            Some(Memory::Untestable) if case.unknown.kind.is_silence() => {
+                Finding::Unproven("the relayer fell silent and shows nothing from before")
+            }
+            Some(Memory::Untestable) => Finding::Absent,
+        }
+    }
+}
+
+/// What other claimed rows ask for that may look for the same records as this one.
+pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transaction>) -> Vec<Call> {
+    let is_rival = |other: &&Transaction| {
+        let (a, b) = (&other.call, &row.call);
+        let there = other.claim.as_ref().map(|claim| &claim.relayer) == row.claim.as_ref().map(|claim| &claim.relayer);
+        there && other.id != row.id && (a.to, a.value, &a.data) == (b.to, b.value, &b.data)
+    };
+    claims.into_iter().filter(is_rival).map(|rival| rival.call.clone()).collect()
+}
+
+/// The other rows claimed at a relayer.
+#[derive(Debug, Clone, Copy)]
+pub enum EqualClaims<'a> {
+    /// What they ask for.
+    Calls(&'a [Call]),
+    /// More than can be compared: every record may be wanted.
+    TooMany,
+}
+
+impl EqualClaims<'_> {
+    fn want(self, record: &Report) -> bool {
+        match self {
+            Self::Calls(calls) => calls.iter().any(|call| call.matches(record)),
+            Self::TooMany => true,
+        }
+    }
+
+    /// Whether a rival that is pickier than this call wants the record.
+    fn need(self, record: &Report, call: &Call) -> bool {
+        let picky = |rival: &&Call| rival.gas_limit.is_some() && *rival != call;
+        match self {
+            Self::Calls(calls) => calls.iter().filter(picky).any(|rival| rival.matches(record)),
+            Self::TooMany => false,
+        }
+    }
+}
+
+/// Whether a record is not certainly something else: a field is missing, or a no-op stands where some call was.
+fn may_stand_for(record: &Report, call: &Call) -> bool {
+    let filler = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
+    let other_gas = matches!((call.gas_limit, record.gas_limit), (Some(sent), Some(had)) if sent != had);
+    (call.is_still(record) && !other_gas) || (record.is_no_op() && !filler)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::U256;
+    use serde_json::json;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::relay::request::call::DirectRequest;
+    use crate::relay::state::report::ReportedStatus;
+    use crate::relay::state::transaction::{ConsumerId, Progress, RelayerUrl, UnknownCause};
+
+    const TO: &str = "0x5fbdb2315678afecb367f032d93f642f64180aa3";
+    const CLAIMED_AT: i64 = 1_000_000;
+
+    fn call() -> Call {
+        DirectRequest::parse(&json!({ "to": TO, "value": "7", "data": "0xab", "gas": 60000 })).unwrap().call
+    }
+
+    fn record(id: &str, at: i64) -> Report {
+        Report {
+            tx_id: RelayerTxId(id.into()),
+            status: ReportedStatus::Open(Progress::Pending),
+            reason: None,
+            hash: None,
+            nonce: None,
+            from: Some("0xf39fd6e51aad88f6f4ce6ab8827279cfffb92266".into()),
+            to: Some(TO.into()),
+            value: Some(U256::from(7)),
+            data: Some("0xab".into()),
+            gas_limit: Some(60000),
+            created_at: Some(Timestamp(at)),
+            confirmed_at: None,
+            block_number: None,
+            raw: json!({}),
+        }
+    }
+
+    /// What is of unknown outcome, the list that was read, and what is asked about them.
+    struct Question {
+        search: RelayerListing,
+        unknown: UnknownOutcome,
+        call: Call,
+        bound: Vec<&'static str>,
+        rivals: Vec<Call>,
+        memory: Option<Memory>,
+        over: bool,
+    }
+
+    impl Question {
+        fn about(records: Vec<Report>, oldest: Option<i64>) -> Self {
+            let skew = Duration::from_secs(30);
+            let (oldest, read_at) = (oldest.map(Timestamp), Timestamp(CLAIMED_AT + 100));
+            let search = RelayerListing { records, oldest, complete: true, skew, read_at };
+            let unknown = UnknownOutcome {
+                reason: "t".into(),
+                open_until: Timestamp(0),
+                kind: UnknownCause::Silent,
+                absent_since: None,
+            };
+            Self { search, unknown, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None, over: true }
+        }
+
+        fn bound(mut self, bound: &[&'static str]) -> Self {
+            self.bound = bound.to_vec();
+            self
+        }
+
+        fn judged(&self) -> String {
+            let claim = Claim {
+                consumer: ConsumerId("c".into()),
+                token: Uuid::nil(),
+                relayer: RelayerUrl("http://r".into()),
+                at: Timestamp(CLAIMED_AT),
+                unknown: Some(self.unknown.clone()),
+            };
+            let bound = self.bound.iter().map(|id| RelayerTxId((*id).into())).collect();
+            let case = LostSubmission {
+                call: &self.call,
+                claim: &claim,
+                unknown: &self.unknown,
+                slip: Duration::ZERO,
+                over: self.over,
+            };
+            match self.search.judge(case, &bound, EqualClaims::Calls(&self.rivals), self.memory) {
+                Finding::Bind(record) => format!("bind {}", record.tx_id),
+                other => format!("{other:?}"),
+            }
+        }
+    }
+
+    fn judged(records: Vec<Report>, oldest: Option<i64>, bound: &[&'static str]) -> String {
+        Question::about(records, oldest).bound(bound).judged()
+    }
+
+    #[test]
+    fn the_oldest_free_match_since_the_claim_is_it() {
+        let records =
+            || vec![record("old", CLAIMED_AT - 30_001), record("a", CLAIMED_AT - 29_000), record("b", CLAIMED_AT + 5)];
+        assert_eq!(judged(records(), None, &[]), "bind a");
+        assert_eq!(judged(records(), None, &["a"]), "bind b");
+        assert_eq!(judged(records(), Some(CLAIMED_AT - 30_001), &["a", "b"]), "Absent");
+    }
+
+    #[test]
+    fn what_may_be_it_forbids_a_resend() {
+        let mut without_value = record("flat", CLAIMED_AT);
+        without_value.value = None;
+        let mut no_op = record("no-op", CLAIMED_AT);
+        (no_op.to, no_op.value, no_op.data, no_op.gas_limit) =
+            (no_op.from.clone(), Some(U256::ZERO), Some("0x".into()), Some(21000));
+        let mut filler = no_op.clone();
+        filler.reason = Some("Gap-filling NOOP for nonce 1".into());
+        let mut other_gas = record("other", CLAIMED_AT);
+        other_gas.gas_limit = Some(60001);
+        let long_ago = Some(CLAIMED_AT - 60_000);
+        assert!(judged(vec![without_value], long_ago, &[]).starts_with("Unproven"));
+        assert!(judged(vec![no_op.clone()], long_ago, &[]).starts_with("Unproven"));
+        assert_eq!(judged(vec![no_op], long_ago, &["no-op"]), "Absent");
+        assert_eq!(judged(vec![filler], long_ago, &[]), "Absent");
+        assert_eq!(judged(vec![other_gas], long_ago, &[]), "Absent");
+    }
+
+    #[test]
+    fn a_list_that_does_not_reach_back_proves_nothing_by_itself() {
+        assert_eq!(judged(vec![], None, &[]), "AskMemory");
+        assert_eq!(judged(vec![], Some(CLAIMED_AT), &[]), "AskMemory");
+    }
+
+    #[test]
+    fn memory_that_cannot_be_tested_is_believed_only_of_a_relayer_that_answered() {
+        for (silent, memory, absent) in [
+            (false, Memory::Kept, true),
+            (true, Memory::Kept, true),
+            (false, Memory::Lost, false),
+            (false, Memory::Unasked, false),
+            (false, Memory::Untestable, true),
+            (true, Memory::Untestable, false),
+        ] {
+            let mut question = Question::about(vec![], None);
+            question.unknown.kind = if silent { UnknownCause::Silent } else { UnknownCause::Orphaned };
+            question.memory = Some(memory);
+            assert_eq!(question.judged() == "Absent", absent, "{silent} {memory:?}");
+        }
+    }
+    #[test]
+    fn a_record_that_an_equal_one_may_look_for_is_taken_only_when_ours_cannot_come_any_more() {
+        let long_ago = Some(CLAIMED_AT - 60_000);
+        let mut question = Question::about(vec![record("a", CLAIMED_AT), record("b", CLAIMED_AT + 5)], long_ago);
+        question.rivals = vec![call()];
+        assert_eq!(question.judged(), "bind a");
+        question.over = false;
+        assert_eq!(question.judged(), "Absent", "so far");
+        question.rivals.clear();
+        assert_eq!(question.judged(), "bind a");
+    }
+
+    #[test]
+    fn a_record_that_an_equal_one_may_look_for_is_not_taken_from_a_relayer_that_may_have_forgotten_ours() {
+        let mut question = Question::about(vec![record("a", CLAIMED_AT)], None);
+        question.rivals = vec![call()];
+        assert_eq!(question.judged(), "AskMemory");
+        for (memory, judged) in [(Memory::Kept, "bind a"), (Memory::Lost, "Unproven"), (Memory::Unasked, "Unproven")] {
+            question.memory = Some(memory);
+            assert!(question.judged().starts_with(judged), "{memory:?}: {}", question.judged());
+        }
+    }
+
+    #[test]
+    fn whoever_names_no_gas_limit_leaves_the_records_of_those_who_do_for_last() {
+        let mut estimated = record("estimated", CLAIMED_AT + 5);
+        estimated.gas_limit = Some(48_000);
+        let mut question = Question::about(vec![record("named", CLAIMED_AT), estimated], Some(CLAIMED_AT - 60_000));
+        let unnamed = Call { gas_limit: None, ..call() };
+        (question.call, question.rivals) = (unnamed.clone(), vec![call(), unnamed]);
+        assert_eq!(question.judged(), "bind estimated");
+        question.bound = vec!["estimated"];
+        assert_eq!(question.judged(), "bind named");
+    }
+
+    #[test]
+    fn a_record_that_failed_unsigned_is_left_for_last() {
+        let mut unsigned = record("unsigned", CLAIMED_AT);
+        (unsigned.status, unsigned.raw) = (ReportedStatus::Failed, json!({ "nonce": null }));
+        let long_ago = Some(CLAIMED_AT - 60_000);
+        assert_eq!(judged(vec![unsigned.clone(), record("b", CLAIMED_AT + 5)], long_ago, &[]), "bind b");
+        let mut question = Question::about(vec![unsigned], long_ago);
+        assert_eq!(question.judged(), "bind unsigned");
+        question.over = false;
+        assert_eq!(question.judged(), "Absent", "so far");
+    }
+}

@@ -1,0 +1,277 @@
+//! Claims whose outcome nobody knows, and how they are settled: by the relayer's own list of transactions. Found →
+//! bound. Certainly absent → sent again. Anything less than certain → looked at again later, and shown to an operator.
+//!
+//! A relayer takes no idempotency key, so this search is all there is between a lost answer and a double payment.
+//! What counts as proof is in [`crate::relay::reconcile::absence_proof`].
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::counter;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission, Memory, RelayerListing};
+use crate::relay::reconcile::sweeps::ReconcilerSettings;
+use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
+use crate::relay::relayer::pool::Pool;
+use crate::relay::state::report::Report;
+use crate::relay::state::transaction::{
+    Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Timings, Transaction, UnknownOutcome,
+};
+use crate::relay::store::{Saved, StoreError};
+use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
+use crate::timestamp::Timestamp;
+
+/// Settles doubts.
+pub struct UnknownOutcomes {
+    guarded: Arc<GuardedStore>,
+    pool: Arc<Pool>,
+    me: ConsumerId,
+    settings: ReconcilerSettings,
+}
+
+/// A claim in doubt that is ours to settle.
+struct UnresolvedClaim {
+    row: Transaction,
+    claim: Claim,
+    unknown: UnknownOutcome,
+}
+
+impl UnresolvedClaim {
+    fn case(&self, search: &RelayerListing, timings: &Timings) -> LostSubmission<'_> {
+        let Self { row, claim, unknown } = self;
+        let over = unknown.is_over(search.read_at, timings);
+        LostSubmission { call: &row.call, claim, unknown, slip: claim.at.slip(), over }
+    }
+}
+
+/// More claims than this at once, and every record is taken to be wanted by another.
+const CLAIMS_COMPARED_MAX: usize = 5000;
+/// Pages of a relayer's list read in one search.
+const PAGES_MAX: usize = 200;
+/// Between two looks at something that may stay as it is for hours.
+const SLOW_CHECK: Duration = Duration::from_secs(30);
+
+impl UnknownOutcomes {
+    /// Works under this consumer's name.
+    pub fn new(guarded: Arc<GuardedStore>, pool: Arc<Pool>, me: ConsumerId, settings: ReconcilerSettings) -> Self {
+        Self { guarded, pool, me, settings }
+    }
+
+    /// Settles what can be settled of these claimed rows.
+    pub async fn settle(&self, rows: Vec<Transaction>) -> Result<(), StoreError> {
+        let mut by_relayer: BTreeMap<RelayerUrl, Vec<UnresolvedClaim>> = BTreeMap::new();
+        for case in futures::future::join_all(rows.into_iter().map(|row| self.take_over(row))).await {
+            if let Some(case) = case? {
+                by_relayer.entry(case.claim.relayer.clone()).or_default().push(case);
+            }
+        }
+        let settled = by_relayer.into_iter().map(|(relayer, cases)| self.settle_at(relayer, cases));
+        futures::future::join_all(settled).await.into_iter().collect()
+    }
+
+    /// Takes over one claim if it is in doubt or its owner is gone; otherwise feels its heartbeat again later.
+    async fn take_over(&self, row: Transaction) -> Result<Option<UnresolvedClaim>, StoreError> {
+        let Some(claim) = &row.claim else { return Ok(None) };
+        let (now, token) = (Timestamp::now(), Uuid::new_v4());
+        let owner_gone = match self.guarded.store.last_heartbeat(&claim.consumer).await? {
+            Some(seen) => now.since(seen) > self.settings.consumer_dead_after,
+            None => true,
+        };
+        // Decided about the very row that was due: if it has moved since, it is looked at when it is due again.
+        let Ok(moved) = row.take_over(&self.me, token, owner_gone, now, &self.guarded.timings) else {
+            if let Ok(later) = row.look_again(now + self.guarded.timings.claim_check, now) {
+                self.guarded.save(&row, &later).await?;
+            }
+            return Ok(None);
+        };
+        if self.guarded.save(&row, &moved).await? == Saved::Stale {
+            return Ok(None);
+        }
+        if claim.unknown.is_none() {
+            counter!("baton_reconciler_total", "finding" => "claim-orphaned").increment(1);
+            warn!(transactionId = %row.id, action = "taken_over", consumer = %claim.consumer, "its consumer is gone");
+        }
+        let row = moved.transaction;
+        let parts = row.claim.clone().and_then(|claim| claim.unknown.clone().map(|unknown| (claim, unknown)));
+        Ok(parts.map(|(claim, unknown)| UnresolvedClaim { row, claim, unknown }))
+    }
+
+    /// All doubts at one relayer, against one reading of its list.
+    async fn settle_at(&self, relayer: RelayerUrl, cases: Vec<UnresolvedClaim>) -> Result<(), StoreError> {
+        let now = Timestamp::now();
+        let Some(client) = self.pool.ask_one(&relayer) else {
+            counter!("baton_reconciler_total", "finding" => "relayer-gone").increment(cases.len() as u64);
+            return self.postpone(&cases, "its relayer is no longer configured").await;
+        };
+        // A list cannot speak of what is older than the relayer's memory, and would be read to its end for it.
+        let (cases, too_old): (Vec<_>, Vec<_>) = cases
+            .into_iter()
+            .partition(|case| now.since(case.claim.at) + self.settings.clock_skew < self.settings.relayer_retention);
+        self.postpone(&too_old, "the claim is older than the relayer's memory").await?;
+        if cases.is_empty() {
+            return Ok(());
+        }
+        match read_list(&client, &cases, &self.settings).await {
+            Err(failure) => self.postpone(&cases, &describe(&failure)).await,
+            Ok(search) => {
+                // Read after the list: what is claimed later cannot be on it.
+                let claims = self.guarded.store.claimed(CLAIMS_COMPARED_MAX).await?;
+                let mut memories = HashMap::new();
+                for case in &cases {
+                    self.settle_one(case, &client, &search, &claims, &mut memories).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn settle_one(
+        &self,
+        unresolved: &UnresolvedClaim,
+        client: &RelayerClient,
+        search: &RelayerListing,
+        claims: &[Transaction],
+        memories: &mut HashMap<RelayerTxId, Memory>,
+    ) -> Result<(), StoreError> {
+        let calls = absence_proof::rivals(&unresolved.row, claims);
+        let rivals = if claims.len() < CLAIMS_COMPARED_MAX { EqualClaims::Calls(&calls) } else { EqualClaims::TooMany };
+        let ids: Vec<RelayerTxId> = search.records.iter().map(|record| record.tx_id.clone()).collect();
+        let case = unresolved.case(search, &self.guarded.timings);
+        let mut memory = None;
+        let judgement = loop {
+            let bound = self.guarded.store.bound_among(&ids).await?.into_iter().collect();
+            match search.judge(case, &bound, rivals, memory) {
+                // Bound, or another row was quicker: then the judgement is made anew.
+                Finding::Bind(record) => {
+                    if self.bind(unresolved, record).await? {
+                        return Ok(());
+                    }
+                }
+                Finding::AskMemory => memory = Some(self.memory(unresolved, client, memories).await?),
+                other => break other,
+            }
+        };
+        if let Finding::Unproven(why) = judgement {
+            counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
+            return self.postpone(std::slice::from_ref(unresolved), why).await;
+        }
+        let (now, token) = (Timestamp::now(), unresolved.claim.token);
+        let absent = self
+            .guarded
+            .update(unresolved.row.id, |row| row.absent(token, search.read_at, now, &self.guarded.timings))
+            .await?;
+        if let Updated::Moved(row) = absent
+            && row.claim.is_none()
+        {
+            counter!("baton_reconciler_total", "finding" => "absent").increment(1);
+            info!(transactionId = %row.id, action = "resend", relayer = %unresolved.claim.relayer, "the relayer does not have it; queued again");
+            self.guarded.publish_again(&row, Duration::ZERO).await;
+        }
+        Ok(())
+    }
+
+    /// Binds the row to a record of the list; `false` if another row was quicker.
+    async fn bind(&self, case: &UnresolvedClaim, record: &Report) -> Result<bool, StoreError> {
+        let now = Timestamp::now();
+        let from = record.from.as_deref();
+        let token = case.claim.token;
+        let bind =
+            |row: &Transaction| row.bind(token, &record.tx_id, from, "found in its list", now, &self.guarded.timings);
+        match self.guarded.update(case.row.id, bind).await {
+            Ok(Updated::Moved(row)) => {
+                counter!("baton_reconciler_total", "finding" => "found").increment(1);
+                info!(transactionId = %row.id, action = "found", ozRelayerTxId = %record.tx_id, "found in the relayer's list");
+                self.guarded.apply(row.id, record, Origin::Reconciler).await?;
+                Ok(true)
+            }
+            // Not ours any more: nothing left to do here.
+            Ok(Updated::Refused(..) | Updated::Missing) => Ok(true),
+            Err(StoreError::Conflict { .. }) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Whether the relayer still knows the last transaction that it took before the claim. One that has lost its
+    /// memory lists nothing, and that proves nothing.
+    async fn memory(
+        &self,
+        unresolved: &UnresolvedClaim,
+        client: &RelayerClient,
+        memories: &mut HashMap<RelayerTxId, Memory>,
+    ) -> Result<Memory, StoreError> {
+        let now = Timestamp::now();
+        let witness = self.guarded.store.bound_before(&unresolved.claim.relayer, unresolved.claim.at).await?;
+        let witness = witness
+            .and_then(|witness| witness.binding)
+            .filter(|binding| now.since(binding.at) + self.settings.clock_skew < self.settings.relayer_retention);
+        let Some(binding) = witness else { return Ok(Memory::Untestable) };
+        if let Some(known) = memories.get(&binding.tx_id) {
+            return Ok(*known);
+        }
+        let memory = match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
+            Ok(Some(_)) => Memory::Kept,
+            Ok(None) => {
+                error!(
+                    transactionId = %unresolved.row.id, action = "relayer_forgot", relayer = %unresolved.claim.relayer,
+                    "the relayer has forgotten {}; what is in doubt there waits for an operator", binding.tx_id
+                );
+                Memory::Lost
+            }
+            Err(_) => Memory::Unasked,
+        };
+        memories.insert(binding.tx_id, memory);
+        Ok(memory)
+    }
+
+    /// Nothing learned about these claims: later, and less and less often.
+    async fn postpone(&self, cases: &[UnresolvedClaim], why: &str) -> Result<(), StoreError> {
+        for UnresolvedClaim { row, claim, .. } in cases {
+            let now = Timestamp::now();
+            let quick = self.guarded.timings.unknown_check;
+            let pause = (now.since(claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
+            info!(transactionId = %row.id, action = "still_unknown", "its outcome stays unknown: {why}");
+            let decide = |row: &Transaction| match &row.claim {
+                Some(held) if held.token == claim.token => row.look_again(now + pause, now),
+                _ => Err(Refused::NotOurClaim),
+            };
+            self.guarded.update(row.id, decide).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the list, newest first, until it is past the oldest claim; keeps only what may matter.
+async fn read_list(
+    client: &RelayerClient,
+    doubts: &[UnresolvedClaim],
+    settings: &ReconcilerSettings,
+) -> Result<RelayerListing, RelayerError> {
+    let earliest =
+        doubts.iter().map(|unresolved| unresolved.claim.at - unresolved.claim.at.slip()).min().unwrap_or(Timestamp(0));
+    let read_at = Timestamp::now();
+    let mut search =
+        RelayerListing { records: Vec::new(), oldest: None, complete: false, skew: settings.clock_skew, read_at };
+    // New records push others onto the next page while we read: the same one may come twice, none is missed.
+    let mut seen = HashSet::new();
+    for page in 1..=PAGES_MAX {
+        let (page, clock) = client.transactions(page, settings.question_timeout).await?;
+        if let Some(clock) = clock {
+            let now = Timestamp::now();
+            search.skew = search.skew.max(settings.clock_skew + clock.since(now).max(now.since(clock)));
+        }
+        search.oldest = page.records.iter().filter_map(|record| record.created_at).chain(search.oldest).min();
+        search.records.extend(page.records.into_iter().filter(|record| {
+            RelayerListing::matters(record, doubts.iter().map(|unresolved| &unresolved.row.call))
+                && seen.insert(record.tx_id.clone())
+        }));
+        if page.last || search.oldest.is_some_and(|oldest| oldest < earliest - search.skew) {
+            search.complete = true;
+            break;
+        }
+    }
+    search.records.reverse();
+    Ok(search)
+}

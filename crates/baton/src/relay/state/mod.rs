@@ -1,0 +1,5 @@
+//! A transaction, its legal moves and the meaning of a relayer's report (pure), and the message that points to it.
+
+pub mod message;
+pub mod report;
+pub mod transaction;

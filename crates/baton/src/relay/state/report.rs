@@ -1,0 +1,513 @@
+//! What a relayer's word about a transaction means for its row (pure). Webhooks, the reconciler and the confirm
+//! mode all come through [`Transaction::report`], so they cannot disagree.
+//!
+//! Only here are `hash` and the successful final states set.
+
+use std::time::Duration;
+
+use alloy_primitives::{Address, U256};
+use serde_json::Value;
+
+use crate::relay::request::call::Call;
+use crate::relay::state::transaction::{
+    FailedBy, Moved, Progress, RelayerTxId, Status, Step, Timings, Transaction, failed, moved,
+};
+use crate::timestamp::Timestamp;
+
+/// A relayer's view of one of its transactions, whichever dialect it was told in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// The relayer's id.
+    pub tx_id: RelayerTxId,
+    /// How far it is.
+    pub status: ReportedStatus,
+    /// Why, if it failed.
+    pub reason: Option<String>,
+    /// The chain's hash, once signed.
+    pub hash: Option<String>,
+    /// The nonce, once taken.
+    pub nonce: Option<u64>,
+    /// The relayer's own address.
+    pub from: Option<String>,
+    /// The target it now has.
+    pub to: Option<String>,
+    /// The value it now has.
+    pub value: Option<U256>,
+    /// The call data it now has.
+    pub data: Option<String>,
+    /// The gas limit it now has.
+    pub gas_limit: Option<u64>,
+    /// When the relayer stored it.
+    pub created_at: Option<Timestamp>,
+    /// When the chain confirmed it.
+    pub confirmed_at: Option<Timestamp>,
+    /// The block that the hash is in, where the dialect carries it.
+    pub block_number: Option<u64>,
+    /// All of it, as told.
+    pub raw: Value,
+}
+
+/// A relayer's status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReportedStatus {
+    /// Not final.
+    Open(Progress),
+    /// On the chain.
+    Confirmed,
+    /// Failed.
+    Failed,
+    /// Canceled at the relayer.
+    Canceled,
+    /// Expired at the relayer.
+    Expired,
+    /// A word we do not know: not final, says nothing.
+    Unknown,
+}
+
+impl ReportedStatus {
+    /// Whether the relayer is done with it.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Confirmed | Self::Failed | Self::Canceled | Self::Expired)
+    }
+}
+
+/// How the lane ends a success: by webhook (`confirmed`) or by following it (`success`, with the result).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Submit and forget: webhooks bring the end.
+    FireAndForget,
+    /// Submit and follow until final.
+    Confirm,
+}
+
+/// How a report came, which says how old it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The relayer sent it, some time ago, in any order.
+    Webhook,
+    /// We asked just now.
+    Asked,
+}
+
+/// What to do about a report.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// Save this.
+    Move(Box<Moved>),
+    /// Save this, and queue the transaction again after the pause: another relayer should take it.
+    Reroute(Box<Moved>, Duration),
+    /// The relayer sent it twice: keep the second hash in the timeline and raise the alarm.
+    DoubleSend(Step),
+    /// Old news, or none.
+    Ignore(&'static str),
+}
+
+impl Transaction {
+    /// Judges a report about the transaction that this row is bound to.
+    pub fn report(&self, report: &Report, source: Source, mode: Mode, now: Timestamp, timings: &Timings) -> Verdict {
+        let Some(binding) = self.binding.as_ref().filter(|binding| binding.tx_id == report.tx_id) else {
+            // It was given up there as never signed, and has been sent elsewhere since.
+            return match &report.hash {
+                Some(hash) => Verdict::DoubleSend(Step::new(
+                    "double-send",
+                    format!("{} was given up as never signed, and now has hash {hash}", report.tx_id),
+                )),
+                None => Verdict::Ignore("the transaction is no longer with that relayer"),
+            };
+        };
+        if self.status.is_final() {
+            return self.after_the_end(report);
+        }
+        match report.status {
+            ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
+            ReportedStatus::Open(progress) => self.progressed(report, progress, source, now, timings),
+            ReportedStatus::Confirmed if !self.call.is_still(report) => {
+                let reason = "the relayer replaced the call (a no-op was confirmed in its place)";
+                Verdict::Move(Box::new(self.ended_badly(report, reason, mode, now)))
+            }
+            ReportedStatus::Confirmed => {
+                let mut next = self.with_report(report, now);
+                next.status = match mode {
+                    Mode::FireAndForget => Status::Confirmed,
+                    Mode::Confirm => Status::Success,
+                };
+                next.result = (mode == Mode::Confirm).then(|| report.raw.clone());
+                next.confirmed_at = Some(report.confirmed_at.unwrap_or(now));
+                next.block_number = report.block_number;
+                next.check_at = None;
+                let detail = format!("hash {}", next.hash.as_deref().unwrap_or("unknown"));
+                Verdict::Move(Box::new(moved(next, "confirmed", detail)))
+            }
+            ReportedStatus::Failed if self.may_reroute(report) => {
+                let reason = report.reason.as_deref().unwrap_or("no reason given");
+                let detail = format!("{} failed it unsigned ({reason}); another relayer takes it", binding.relayer);
+                let mut next = self.next(now);
+                next.avoid = Some(binding.relayer.clone());
+                next.binding = None;
+                next.reroutes += 1;
+                // Growing, so that a pool whose every wallet is empty is not hammered.
+                let pause = Duration::from_secs(1) * 2u32.saturating_pow(self.reroutes).min(REROUTE_PAUSE_MAX_S);
+                next.check_at = Some(now + pause + timings.message_check());
+                Verdict::Reroute(Box::new(moved(next, "rerouted", detail)), pause)
+            }
+            ReportedStatus::Failed => {
+                let reason = report.reason.clone().unwrap_or_else(|| "the relayer reported failure".to_owned());
+                Verdict::Move(Box::new(self.ended_badly(report, &reason, mode, now)))
+            }
+            ReportedStatus::Canceled => {
+                Verdict::Move(Box::new(self.ended_badly(report, "canceled at the relayer", mode, now)))
+            }
+            ReportedStatus::Expired => {
+                Verdict::Move(Box::new(self.ended_badly(report, "expired at the relayer", mode, now)))
+            }
+        }
+    }
+
+    /// The chain cannot have seen it, another relayer would not share the reason, and it is ours to send.
+    fn may_reroute(&self, report: &Report) -> bool {
+        let unsigned = self.binding.as_ref().is_some_and(|binding| binding.progress == Progress::Pending);
+        unsigned && report.never_signed() && self.hash.is_none() && report.relayers_own_fault() && !self.imported
+    }
+
+    fn progressed(
+        &self,
+        report: &Report,
+        progress: Progress,
+        source: Source,
+        now: Timestamp,
+        timings: &Timings,
+    ) -> Verdict {
+        let Some(binding) = &self.binding else { return Verdict::Ignore("no relayer has it") };
+        if progress < binding.progress {
+            return Verdict::Ignore("older than what is known");
+        }
+        // A relayer that raises the price changes the hash without a word. Of two hashes at the same stage a webhook's
+        // may be the older; what we asked for just now is not.
+        let other_hash = report.hash.is_some() && report.hash != self.hash;
+        let news = progress > binding.progress
+            || (other_hash && (source == Source::Asked || self.hash.is_none()))
+            || (source == Source::Asked && binding.forgotten_since.is_some());
+        if !news {
+            return Verdict::Ignore("already known");
+        }
+        let mut next = self.with_report(report, now);
+        if let Some(binding) = &mut next.binding {
+            binding.progress = progress;
+        }
+        next.check_at = Some(now + timings.submitted_check);
+        Verdict::Move(Box::new(moved(next, "progress", format!("the relayer says {progress}"))))
+    }
+
+    fn after_the_end(&self, report: &Report) -> Verdict {
+        let another = report.hash.as_deref().filter(|hash| self.hash.as_deref().is_some_and(|known| known != *hash));
+        // A late word with the hash from before a price rise has the same nonce; a second sending has another.
+        let known_nonce = self.binding.as_ref().and_then(|binding| binding.nonce);
+        let sent_again = match (known_nonce, report.nonce) {
+            (Some(known), Some(said)) => known != said,
+            _ => report.status == ReportedStatus::Confirmed,
+        };
+        match another {
+            Some(hash) if self.status != Status::Failed && sent_again => Verdict::DoubleSend(Step::new(
+                "double-send",
+                format!("the relayer reports a second hash {hash} after {}", self.hash.as_deref().unwrap_or("none")),
+            )),
+            _ => Verdict::Ignore("the transaction is final"),
+        }
+    }
+
+    fn ended_badly(&self, report: &Report, reason: &str, mode: Mode, now: Timestamp) -> Moved {
+        let mut next = self.with_report(report, now);
+        next.result = (mode == Mode::Confirm).then(|| report.raw.clone());
+        next.block_number = report.block_number;
+        failed(next, FailedBy::Relayer, reason)
+    }
+
+    /// The next version with what any report may add.
+    fn with_report(&self, report: &Report, now: Timestamp) -> Self {
+        let mut next = self.next(now);
+        next.hash = report.hash.clone().or(next.hash);
+        next.from = report.from.clone().or(next.from);
+        if let Some(binding) = &mut next.binding {
+            binding.forgotten_since = None;
+            binding.nonce = report.nonce.or(binding.nonce);
+        }
+        next
+    }
+}
+
+/// The longest pause before a transaction that a relayer failed unsigned is sent to another.
+const REROUTE_PAUSE_MAX_S: u32 = 300;
+
+impl Call {
+    /// Whether the relayer's record still is this call; a field that the dialect does not carry proves nothing.
+    pub fn is_still(&self, report: &Report) -> bool {
+        report.value.is_none_or(|value| value == self.value)
+            && report.data.as_deref().is_none_or(|data| data_eq(data, &self.data))
+            && report.to.as_deref().is_none_or(|to| to.parse::<Address>().is_ok_and(|to| to == self.to))
+    }
+
+    /// Whether a relayer's record can be the submission of this call: everything that was sent is there and equal.
+    pub fn matches(&self, report: &Report) -> bool {
+        report.to.is_some()
+            && report.value.is_some()
+            && self.is_still(report)
+            && data_eq(report.data.as_deref().unwrap_or("0x"), &self.data)
+            && self.gas_limit.is_none_or(|gas| report.gas_limit == Some(gas))
+    }
+}
+
+fn data_eq(a: &str, b: &str) -> bool {
+    let digits = |text| str::strip_prefix(text, "0x").unwrap_or(text);
+    digits(a).eq_ignore_ascii_case(digits(b))
+}
+
+impl Report {
+    /// It says that it has no nonce and no hash: the chain cannot have seen it. A dialect that does not speak of
+    /// nonces says nothing.
+    pub fn never_signed(&self) -> bool {
+        self.raw.get("nonce").is_some_and(Value::is_null) && self.hash.is_none()
+    }
+
+    /// Whether it was given up before it was signed: nothing will come of it.
+    pub fn failed_unsigned(&self) -> bool {
+        self.status == ReportedStatus::Failed && self.never_signed()
+    }
+
+    /// Whether this record is a no-op that stands where some call was: sent to the relayer itself, empty.
+    pub fn is_no_op(&self) -> bool {
+        let to_itself = matches!((&self.to, &self.from), (Some(to), Some(from)) if to.eq_ignore_ascii_case(from));
+        to_itself && self.value == Some(U256::ZERO) && self.data.as_deref().is_none_or(|data| data_eq(data, "0x"))
+    }
+
+    /// Whether the reason is one that another relayer would not share. The words are those of the relayer's own
+    /// source; an unknown reason is the item's.
+    fn relayers_own_fault(&self) -> bool {
+        const OWN: [&str; 3] = ["pending state for over", "insufficient balance", "queue unavailable"];
+        let reason = self.reason.as_deref().unwrap_or_default().to_ascii_lowercase();
+        OWN.iter().any(|own| reason.contains(own))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::relay::request::call::DirectRequest;
+    use crate::relay::state::transaction::{ConsumerId, RelayerUrl, TransactionId};
+
+    const HASH: &str = "0x01";
+    const CLOCKS: Timings = Timings {
+        pending_check: Duration::from_secs(600),
+        claim_check: Duration::from_secs(10),
+        submit_timeout: Duration::from_secs(30),
+        send_window: Duration::from_secs(5),
+        relayer_timeout: Duration::from_secs(30),
+        unknown_check: Duration::from_secs(1),
+        absence_confirm: Duration::from_secs(5),
+        submitted_check: Duration::from_secs(30),
+        submitted_check_max: Duration::from_secs(300),
+    };
+
+    fn submitted() -> Transaction {
+        let body = json!({ "to": "0x5fbdb2315678afecb367f032d93f642f64180aa3", "value": "7", "data": "0xab" });
+        let request = DirectRequest::parse(&body).unwrap();
+        let (now, token) = (Timestamp(0), Uuid::new_v4());
+        let row = Transaction::accepted(TransactionId::generate(), &request, "test".into(), now, &CLOCKS);
+        let (me, relayer) = (ConsumerId::generate(), RelayerUrl("http://r1".into()));
+        let row = row.claim(&me, token, &relayer, "test", now, &CLOCKS).unwrap().transaction;
+        row.bind(token, &RelayerTxId("oz-1".into()), None, "test", now, &CLOCKS).unwrap().transaction
+    }
+
+    fn word(status: ReportedStatus) -> Report {
+        Report {
+            tx_id: RelayerTxId("oz-1".into()),
+            status,
+            reason: None,
+            hash: Some(HASH.into()),
+            nonce: Some(4),
+            from: Some("0xf39fd6e51aad88f6f4ce6ab8827279cfffb92266".into()),
+            to: Some("0x5FBDB2315678afecb367f032d93f642f64180aa3".into()),
+            value: Some(U256::from(7)),
+            data: Some("0xAB".into()),
+            gas_limit: None,
+            created_at: None,
+            confirmed_at: Some(Timestamp(99)),
+            block_number: None,
+            raw: json!({ "all": "of it" }),
+        }
+    }
+
+    fn after(row: &Transaction, report: &Report) -> Transaction {
+        match row.report(report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS) {
+            Verdict::Move(moved) | Verdict::Reroute(moved, _) => moved.transaction,
+            other => panic!("expected a move, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn confirmed_sets_hash_and_time() {
+        let row = after(&submitted(), &word(ReportedStatus::Confirmed));
+        assert_eq!((row.status, row.hash.as_deref()), (Status::Confirmed, Some(HASH)));
+        assert_eq!((row.confirmed_at, row.check_at, row.result), (Some(Timestamp(99)), None, None));
+    }
+
+    #[test]
+    fn a_block_that_the_relayer_tells_is_kept_at_the_end_and_not_before() {
+        let told = |status| Report { block_number: Some(12), ..word(status) };
+        let row = after(&submitted(), &told(ReportedStatus::Open(Progress::Mined)));
+        assert_eq!(row.block_number, None, "it may still be another");
+        assert_eq!(after(&row, &told(ReportedStatus::Confirmed)).block_number, Some(12));
+        assert_eq!(after(&row, &told(ReportedStatus::Failed)).block_number, Some(12), "it reverted there");
+    }
+
+    #[test]
+    fn confirm_mode_ends_in_success_with_the_result() {
+        let verdict =
+            submitted().report(&word(ReportedStatus::Confirmed), Source::Webhook, Mode::Confirm, Timestamp(1), &CLOCKS);
+        let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
+        assert_eq!(moved.transaction.status, Status::Success);
+        assert_eq!(moved.transaction.result, Some(json!({ "all": "of it" })));
+    }
+
+    #[test]
+    fn a_confirmed_no_op_is_a_failure() {
+        let mut report = word(ReportedStatus::Confirmed);
+        report.to = report.from.clone();
+        report.value = Some(U256::ZERO);
+        report.data = Some("0x".into());
+        assert!(report.is_no_op());
+        let row = after(&submitted(), &report);
+        assert_eq!((row.status, row.failed_by), (Status::Failed, Some(FailedBy::Relayer)));
+        assert!(row.error_message.unwrap().contains("no-op"));
+    }
+
+    #[test]
+    fn a_late_webhook_never_puts_a_final_row_back() {
+        let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
+        for status in [
+            ReportedStatus::Open(Progress::Sent),
+            ReportedStatus::Open(Progress::Submitted),
+            ReportedStatus::Failed,
+            ReportedStatus::Confirmed,
+        ] {
+            let verdict = confirmed.report(&word(status), Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+            assert!(matches!(verdict, Verdict::Ignore(_)), "{status:?}: {verdict:?}");
+        }
+    }
+
+    #[test]
+    fn progress_only_goes_on() {
+        let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Mined)));
+        let verdict = row.report(
+            &word(ReportedStatus::Open(Progress::Sent)),
+            Source::Webhook,
+            Mode::FireAndForget,
+            Timestamp(2),
+            &CLOCKS,
+        );
+        assert_eq!(verdict, Verdict::Ignore("older than what is known"));
+        assert_eq!(row.status, Status::Submitted);
+    }
+
+    #[test]
+    fn a_second_hash_after_confirmed_is_an_alarm() {
+        let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
+        let mut again = word(ReportedStatus::Open(Progress::Submitted));
+        (again.hash, again.nonce) = (Some("0x02".into()), Some(5));
+        let verdict = confirmed.report(&again, Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        let Verdict::DoubleSend(step) = verdict else { panic!("{verdict:?}") };
+        assert!(step.detail.contains("0x01") && step.detail.contains("0x02"));
+    }
+
+    #[test]
+    fn an_old_hash_of_the_same_nonce_is_neither_an_alarm_nor_taken_back() {
+        let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Submitted)));
+        let mut bumped = word(ReportedStatus::Open(Progress::Submitted));
+        bumped.hash = Some("0x02".into());
+        let asked = row.report(&bumped, Source::Asked, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        let Verdict::Move(moved) = asked else { panic!("{asked:?}") };
+        let row = moved.transaction;
+        assert_eq!(row.hash.as_deref(), Some("0x02"));
+        let late = word(ReportedStatus::Open(Progress::Submitted));
+        let verdict = row.report(&late, Source::Webhook, Mode::FireAndForget, Timestamp(3), &CLOCKS);
+        assert_eq!(verdict, Verdict::Ignore("already known"));
+        let mut confirmed = word(ReportedStatus::Confirmed);
+        confirmed.hash = Some("0x02".into());
+        let row = after(&row, &confirmed);
+        let verdict = row.report(&late, Source::Webhook, Mode::FireAndForget, Timestamp(4), &CLOCKS);
+        assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
+    }
+
+    #[test]
+    fn what_was_given_up_as_unsigned_and_then_signed_is_an_alarm() {
+        let mut report = word(ReportedStatus::Confirmed);
+        report.tx_id = RelayerTxId("given-up".into());
+        let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+        assert!(matches!(verdict, Verdict::DoubleSend(_)), "{verdict:?}");
+    }
+
+    #[test]
+    fn a_dialect_without_nonces_proves_nothing_about_signing() {
+        let mut report = word(ReportedStatus::Failed);
+        (report.hash, report.nonce, report.reason) = (None, None, Some("Insufficient balance".into()));
+        assert_eq!(after(&submitted(), &report).status, Status::Failed);
+    }
+
+    #[test]
+    fn an_unsigned_failure_of_the_relayers_own_is_rerouted_without_an_attempt() {
+        for reason in
+            ["Transaction in Pending state for over 2 minutes. Replacing with NOOP.", "Insufficient balance: …"]
+        {
+            let mut report = word(ReportedStatus::Failed);
+            (report.hash, report.nonce, report.reason) = (None, None, Some(reason.into()));
+            report.raw = json!({ "nonce": null });
+            let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+            let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
+            let row = moved.transaction;
+            assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
+            assert_eq!((row.binding, row.avoid), (None, Some(RelayerUrl("http://r1".into()))));
+        }
+    }
+
+    #[test]
+    fn an_unsigned_failure_of_the_items_own_and_a_signed_one_are_final() {
+        let mut unsigned = word(ReportedStatus::Failed);
+        (unsigned.hash, unsigned.nonce, unsigned.raw) = (None, None, json!({ "nonce": null }));
+        unsigned.reason = Some("Transaction gas limit (1) exceeds block gas limit (2)".into());
+        assert_eq!(after(&submitted(), &unsigned).status, Status::Failed);
+        let mut reverted = word(ReportedStatus::Failed);
+        reverted.reason = Some("Transaction reverted on-chain (receipt status: failed)".into());
+        let row = after(&submitted(), &reverted);
+        assert_eq!((row.status, row.hash.as_deref()), (Status::Failed, Some(HASH)));
+    }
+
+    #[test]
+    fn a_report_about_another_relayer_transaction_changes_nothing() {
+        let mut report = word(ReportedStatus::Confirmed);
+        report.tx_id = RelayerTxId("oz-2".into());
+        report.hash = None;
+        let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+        assert!(matches!(verdict, Verdict::Ignore(_)));
+    }
+
+    #[test]
+    fn a_record_matches_only_with_everything_that_was_sent() {
+        let row = submitted();
+        assert!(row.call.matches(&word(ReportedStatus::Failed)));
+        let changes: [fn(&mut Report); 4] = [
+            |report| report.to = Some("0x0000000000000000000000000000000000000001".into()),
+            |report| report.value = Some(U256::from(8)),
+            |report| report.data = Some("0xabcd".into()),
+            |report| report.to = None,
+        ];
+        for change in changes {
+            let mut other = word(ReportedStatus::Failed);
+            change(&mut other);
+            assert!(!row.call.matches(&other), "{other:?}");
+        }
+        let with_gas = Call { gas_limit: Some(21000), ..row.call };
+        assert!(!with_gas.matches(&word(ReportedStatus::Failed)));
+    }
+}

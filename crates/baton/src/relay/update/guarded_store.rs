@@ -1,0 +1,245 @@
+//! The store with everything that goes with a change of a row: decide, save, decide again if somebody was quicker,
+//! refresh the cache, count. TransactionIntake, consumer, webhooks and reconciler all write through here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metrics::counter;
+use pipeline::Queue;
+use tracing::{error, info, warn};
+
+use crate::relay::state::message::TransactionMessage;
+use crate::relay::state::report::{Mode, Report, Source, Verdict};
+use crate::relay::state::transaction::{
+    Moved, NextStep, Refused, RelayerTxId, Step, Timings, Transaction, TransactionId,
+};
+use crate::relay::store::{Saved, StoreError, TransactionStore};
+use crate::relay::update::cache::Cache;
+use crate::relay::update::view;
+use crate::timestamp::Timestamp;
+
+/// The guarded of transactions.
+pub struct GuardedStore {
+    /// Where they are kept.
+    pub store: Arc<dyn TransactionStore>,
+    /// Where messages about them go.
+    pub queue: Arc<dyn Queue>,
+    /// What can never change again.
+    pub cache: Cache,
+    /// How a success ends.
+    pub mode: Mode,
+    /// When to look again.
+    pub timings: Timings,
+}
+
+/// What [`GuardedStore::update`] came to.
+#[derive(Debug)]
+pub enum Updated {
+    /// Saved: the row as it is now.
+    Moved(Box<Transaction>),
+    /// The rules do not allow it, the row being as it is now.
+    Refused(Refused, Box<Transaction>),
+    /// There is no such row.
+    Missing,
+}
+
+/// What became of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// It moved the row.
+    Moved,
+    /// It said nothing new.
+    Ignored,
+}
+
+/// Who brought a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The relayer sent it.
+    Webhook,
+    /// The relayer sent it before we knew its id.
+    EarlyWebhook,
+    /// The reconciler asked.
+    Reconciler,
+    /// Confirm mode asked.
+    Follow,
+}
+
+impl Origin {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Webhook => "webhook",
+            Self::EarlyWebhook => "early-webhook",
+            Self::Reconciler => "reconciler",
+            Self::Follow => "follow",
+        }
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Self::Webhook | Self::EarlyWebhook => Source::Webhook,
+            Self::Reconciler | Self::Follow => Source::Asked,
+        }
+    }
+}
+
+/// How long a save that must not be lost is tried again while the database is away.
+const PERSIST_FOR: Duration = Duration::from_secs(60);
+/// How long waking the next transaction may keep the saver of this one.
+const WAKE_TIMEOUT: Duration = Duration::from_millis(500);
+
+impl GuardedStore {
+    /// Reads a row, decides, saves; and again if somebody else was quicker.
+    pub async fn update(
+        &self,
+        id: TransactionId,
+        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+    ) -> Result<Updated, StoreError> {
+        match self.store.get(id).await? {
+            Some(row) => self.update_from(row, decide).await,
+            None => Ok(Updated::Missing),
+        }
+    }
+
+    /// [`GuardedStore::update`] from a row that was read, or saved, a moment ago: it is read again only if it has moved.
+    pub async fn update_from(
+        &self,
+        mut row: Transaction,
+        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+    ) -> Result<Updated, StoreError> {
+        loop {
+            match decide(&row) {
+                Err(refused) => return Ok(Updated::Refused(refused, Box::new(row))),
+                Ok(moved) => {
+                    if self.save(&row, &moved).await? != Saved::Stale {
+                        return Ok(Updated::Moved(Box::new(moved.transaction)));
+                    }
+                }
+            }
+            match self.store.get(row.id).await? {
+                Some(newer) => row = newer,
+                None => return Ok(Updated::Missing),
+            }
+        }
+    }
+
+    /// [`GuardedStore::update_from`] for what was learned and would otherwise be lost: tries again while the database is away.
+    pub async fn persist(
+        &self,
+        row: &Transaction,
+        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+    ) -> Result<Updated, StoreError> {
+        let id = row.id;
+        let deadline = Instant::now() + PERSIST_FOR;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            match self.update_from(row.clone(), &decide).await {
+                Err(failure) if failure.is_transient() && Instant::now() < deadline => {
+                    warn!(transactionId = %id, action = "save_retried", "the database is away: {failure}");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(2));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Saves one decision about a row that was just read. If it binds the row, the webhooks that came before are applied.
+    pub async fn save(&self, before: &Transaction, moved: &Moved) -> Result<Saved, StoreError> {
+        let saved = self.store.save(moved).await?;
+        if saved != Saved::Stale {
+            let after = &moved.transaction;
+            if let Some(entry) = view::entry(after) {
+                self.cache.put(entry);
+            }
+            if after.status != before.status {
+                counter!("baton_transactions_total", "status" => after.status.name()).increment(1);
+                info!(
+                    transactionId = %after.id,
+                    action = "status",
+                    from = before.status.name(),
+                    to = after.status.name(),
+                    age_ms = after.updated_at.since(after.created_at).as_millis() as u64,
+                    "the transaction is now {}", after.status
+                );
+            }
+        }
+        if let (Saved::Yes { early: true }, Some(binding)) = (saved, &moved.transaction.binding) {
+            // Boxed, since what is applied may be saved in its turn.
+            Box::pin(self.apply_early(moved.transaction.id, &binding.tx_id)).await?;
+        }
+        if saved != Saved::Stale && moved.transaction.unblocks_next_nonce(before) {
+            // Whoever saves has others waiting for an answer; the next one looks by itself in the end.
+            if tokio::time::timeout(WAKE_TIMEOUT, self.wake_next(&moved.transaction)).await.is_err() {
+                tracing::debug!(transactionId = %moved.transaction.id, action = "next_not_woken", "no answer in time");
+            }
+        }
+        Ok(saved)
+    }
+
+    /// Queues the signer's next transaction, which may be waiting for this one. If that does not work, it looks by itself.
+    async fn wake_next(&self, row: &Transaction) {
+        let Some(forward) = &row.forward else { return };
+        match self.store.nonce_holder(forward.signer(), forward.nonce() + 1).await {
+            Ok(Some(next)) if next.next_step() == NextStep::Submit => self.publish_again(&next, Duration::ZERO).await,
+            Ok(_) => {}
+            Err(failure) => warn!(transactionId = %row.id, action = "next_not_woken", "{failure}"),
+        }
+    }
+
+    /// Applies a relayer's word about a bound row, whoever brought it.
+    pub async fn apply(&self, id: TransactionId, report: &Report, origin: Origin) -> Result<Applied, StoreError> {
+        let source = origin.name();
+        loop {
+            let Some(row) = self.store.get(id).await? else { return Ok(Applied::Ignored) };
+            let now = Timestamp::now();
+            let (moved, reroute) = match row.report(report, origin.source(), self.mode, now, &self.timings) {
+                Verdict::Ignore(why) => {
+                    counter!("baton_reports_ignored_total", "source" => source).increment(1);
+                    tracing::debug!(transactionId = %id, action = "report_ignored", source, why, "a report says nothing new");
+                    if origin == Origin::Webhook {
+                        self.store.note(id, &Step::new("webhook-ignored", why), now).await?;
+                    }
+                    return Ok(Applied::Ignored);
+                }
+                Verdict::DoubleSend(step) => {
+                    counter!("baton_double_sends_total").increment(1);
+                    error!(transactionId = %id, action = "double_send", "{}", step.detail);
+                    self.store.note(id, &step, now).await?;
+                    return Ok(Applied::Ignored);
+                }
+                Verdict::Move(moved) => (moved, None),
+                Verdict::Reroute(moved, pause) => (moved, Some(pause)),
+            };
+            if self.save(&row, &moved).await? == Saved::Stale {
+                continue;
+            }
+            if let Some(pause) = reroute {
+                counter!("baton_reroutes_total").increment(1);
+                self.publish_again(&moved.transaction, pause).await;
+            }
+            return Ok(Applied::Moved);
+        }
+    }
+
+    /// Applies the webhooks that came before the bind.
+    pub async fn apply_early(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<(), StoreError> {
+        for record in self.store.take_early_webhooks(tx_id).await? {
+            let report = serde_json::from_str(&record).ok().as_ref().and_then(crate::relay::relayer::wire::read_record);
+            if let Some(report) = report {
+                self.apply(id, &report, Origin::EarlyWebhook).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a row's message in the queue once more. If it does not get there the reconciler finds the row.
+    pub async fn publish_again(&self, row: &Transaction, delay: Duration) {
+        let message = TransactionMessage::of(row).outgoing().delayed(delay);
+        for sent in self.queue.send(std::slice::from_ref(&message)).await {
+            if let Err(failure) = sent {
+                warn!(transactionId = %row.id, action = "publish_failed", "not queued, the reconciler will: {failure}");
+            }
+        }
+    }
+}
