@@ -79,16 +79,16 @@ async fn many_accepts_are_stored_and_repeats_are_named() {
         keyed("one ", 4),
     ];
     let answers: Vec<_> = store.accept(&batch).await.into_iter().map(Result::unwrap).collect();
-    use Accepted::{Before, Now, Other};
-    assert_eq!(answers, [Now, Now, Now, Before(first.0.id), Other, Now, Now]);
+    use Accepted::{Duplicate, KeyReused, Stored};
+    assert_eq!(answers, [Stored, Stored, Stored, Duplicate(first.0.id), KeyReused, Stored, Stored]);
     let repeated: Vec<_> = store.accept(&batch).await.into_iter().map(|answer| answer.ok()).collect();
     assert_eq!(repeated[0], None, "an id is stored once; and the key is its own");
     let again: Vec<_> =
         store.accept(&[keyed("two", 2), keyed("two", 5)]).await.into_iter().map(Result::unwrap).collect();
-    assert_eq!(again, [Before(batch[2].0.id), Other]);
+    assert_eq!(again, [Duplicate(batch[2].0.id), KeyReused]);
     let mut elsewhere = keyed("one", 1);
     elsewhere.0.api_key = "another key".into();
-    assert_eq!(store.accept(&[elsewhere]).await.remove(0).unwrap(), Now, "keys belong to their API key");
+    assert_eq!(store.accept(&[elsewhere]).await.remove(0).unwrap(), Stored, "keys belong to their API key");
     assert_eq!(count(&schema).await, 600 + 5 + 1);
 }
 
