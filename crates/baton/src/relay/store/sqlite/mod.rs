@@ -1,22 +1,25 @@
 //! The embedded store: SQLite, in the same file as the embedded queue, so that a row and its message are one commit
-//! ([`SqliteStore::accept`]). The single writer and its group commit are [`pipeline::sqlite::Database`]'s.
+//! ([`SqliteStore::accept_queued`]). The single writer and its group commit are [`pipeline::sqlite::Database`]'s.
+
+mod columns;
+mod statements;
 
 use async_trait::async_trait;
 use pipeline::Outgoing;
 use pipeline::queue::sqlite::SqliteQueue;
 use pipeline::sqlite::{Database, DatabaseError};
-use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
-use serde_json::Value;
-use uuid::Uuid;
+use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 
-use super::row::{RawRow, first_id_at, timeline_max};
+use self::columns::{COLUMNS, UPDATE, execute_with, raw_row};
+use self::statements::{Record, accept, add_step, has_early, insert, key_owner, records_are_free, take_record};
+use super::row::{RawRow, first_id_at};
 use super::{
     Accepted, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
     TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
-    ConsumerId, FailedBy, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+    ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use crate::timestamp::Timestamp;
 
@@ -26,39 +29,12 @@ pub struct SqliteStore {
     database: Database,
 }
 
-/// The migrations, in order; the version is the place in this list.
+/// The migrations, in order; the schema version is the number of applied ones.
 const MIGRATIONS: [&str; 3] = [
-    include_str!("../../../migrations/sqlite/0001_init.sql"),
-    include_str!("../../../migrations/sqlite/0002_gasless_nonces.sql"),
-    include_str!("../../../migrations/sqlite/0003_block_number.sql"),
+    include_str!("../../../../migrations/sqlite/0001_init.sql"),
+    include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
+    include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
 ];
-
-const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
-     claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
-     relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
-     attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
-     block_number";
-
-const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, imported, api_key, created_at, updated_at, \
-     confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, \
-     claim_unknown, claim_absent_since, relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, \
-     forgotten_since, attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, \
-     check_at, block_number) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
-     ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36)";
-
-/// What never changes (kind, request, key, created_at) is not written again.
-const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, hash = ?11, sender = ?12, \
-     claim_consumer = ?13, claim_token = ?14, claim_relayer = ?15, claim_at = ?16, claim_doubt = ?17, \
-     claim_open_until = ?18, claim_unknown = ?19, claim_absent_since = ?20, relayer_url = ?21, \
-     relayer_tx_id = ?22, bound_at = ?23, relayer_progress = ?24, relayer_nonce = ?25, \
-     forgotten_since = ?26, attempts = ?27, reroutes = ?28, replays = ?29, auto_replayed = ?30, \
-     avoid_relayer = ?31, failed_by = ?32, error_message = ?33, result = ?34, check_at = ?35, block_number = ?36 \
-     WHERE id = ?1 AND version = ?4 - 1";
-
-const ADD_STEP: &str = "INSERT INTO timeline (transaction_id, seq, at, action, detail) \
-     SELECT ?1, COALESCE(MAX(seq), 0) + 1, ?2, ?3, ?4 FROM timeline WHERE transaction_id = ?1 \
-     HAVING COALESCE(MAX(seq), 0) < ?5";
 
 impl SqliteStore {
     /// A store on this database, migrated.
@@ -88,8 +64,8 @@ impl SqliteStore {
         .await
     }
 
-    /// Stores a row and its message in one commit: there is no moment in which one exists without the other. With an
-    /// idempotency key that was used before, nothing is stored and the earlier transaction is named.
+    /// Stores a row and its message in one commit, so that neither exists without the other. With an idempotency key
+    /// that was used before, stores nothing and names the earlier transaction.
     pub async fn accept_queued(
         &self,
         row: Box<Transaction>,
@@ -98,7 +74,7 @@ impl SqliteStore {
         queue: &SqliteQueue,
     ) -> Result<Accepted, StoreError> {
         let queue = queue.clone();
-        // New ids and a message: there is nothing here that could fail for this request alone.
+        // New ids and a message: nothing in this job can fail for this request alone, so it needs no savepoint.
         let accepted = self.database.write_sure(move |connection| {
             let accepted = accept(connection, &row, key.as_ref())?;
             if accepted == Accepted::Stored {
@@ -204,16 +180,16 @@ impl TransactionStore for SqliteStore {
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
         let rows = rows.to_vec();
         let inserted = self.write(move |connection| {
+            if !records_are_free(connection, &rows)? {
+                return Ok(false);
+            }
             for row in &rows {
-                if owns_its_record(connection, row)? == Record::Others {
-                    // Nothing of this is kept: the job fails as a whole.
-                    return Err(rusqlite::Error::QueryReturnedNoRows);
-                }
+                take_record(connection, row)?;
                 insert(connection, row)?;
             }
-            Ok(())
+            Ok(true)
         });
-        inserted.await
+        if inserted.await? { Ok(()) } else { Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE }) }
     }
 
     async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
@@ -254,8 +230,8 @@ impl TransactionStore for SqliteStore {
             if version != Some(transaction.version - 1) {
                 return Ok(Some(Saved::Stale));
             }
-            let early = match owns_its_record(connection, &transaction)? {
-                Record::Others => return Ok(None),
+            let early = match take_record(connection, &transaction)? {
+                Record::OtherRow => return Ok(None),
                 Record::None | Record::Known => false,
                 Record::New => has_early(connection, &transaction)?,
             };
@@ -375,7 +351,7 @@ impl TransactionStore for SqliteStore {
 
     async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
         const SELECT: &str = "SELECT record FROM early_webhooks WHERE relayer_tx_id = ?1 ORDER BY seq";
-        // Nearly always there is none: look without taking the writer.
+        // Early webhooks are rare: a read first keeps the writer free.
         let tx_id = tx_id.0.clone();
         let look = tx_id.clone();
         if !self.read(move |connection| connection.prepare_cached(SELECT)?.exists([&look])).await? {
@@ -458,199 +434,8 @@ impl TransactionStore for SqliteStore {
     }
 }
 
-/// Stores a new row with its key and its nonce, unless one of them is taken; then nothing is written.
-fn accept(
-    connection: &Connection,
-    row: &Transaction,
-    key: Option<&IdempotencyKey>,
-) -> Result<Accepted, rusqlite::Error> {
-    if let Some(key) = key
-        && let Some(owner) = key_owner(connection, &row.api_key, &key.key)?
-    {
-        let same = owner.body_sha256 == key.body_sha256;
-        return Ok(if same { Accepted::Duplicate(owner.id) } else { Accepted::KeyReused });
-    }
-    if let Some(holder) = nonce_taken_by(connection, row)? {
-        return Ok(Accepted::NonceTaken(holder));
-    }
-    if let Some(key) = key {
-        connection
-            .prepare_cached(
-                "INSERT INTO idempotency_keys (api_key, key, body_sha256, transaction_id) VALUES (?1, ?2, ?3, ?4)",
-            )?
-            .execute(params![row.api_key, key.key, key.body_sha256, row.id.0.as_bytes()])?;
-    }
-    if let Some(forward) = &row.forward {
-        connection
-            .prepare_cached(
-                "INSERT OR REPLACE INTO gasless_nonces (signer, nonce, transaction_id) VALUES (?1, ?2, ?3)",
-            )?
-            .execute(params![forward.signer().to_string(), forward.nonce(), row.id.0.as_bytes()])?;
-    }
-    insert(connection, row)?;
-    Ok(Accepted::Stored)
-}
-
-fn key_owner(connection: &Connection, api_key: &str, key: &str) -> Result<Option<KeyOwner>, rusqlite::Error> {
-    connection
-        .prepare_cached("SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ?1 AND key = ?2")?
-        .query_row([api_key, key], |row| {
-            Ok(KeyOwner { id: TransactionId(Uuid::from_bytes(row.get(1)?)), body_sha256: row.get(0)? })
-        })
-        .optional()
-}
-
-/// Who has the nonce that a gasless row wants, and has not failed.
-fn nonce_taken_by(connection: &Connection, row: &Transaction) -> Result<Option<TransactionId>, rusqlite::Error> {
-    let Some(forward) = &row.forward else { return Ok(None) };
-    connection
-        .prepare_cached(
-            "SELECT id FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
-             WHERE taken.signer = ?1 AND taken.nonce = ?2 AND status <> 'failed'",
-        )?
-        .query_row(params![forward.signer().to_string(), forward.nonce()], |row| {
-            Ok(TransactionId(Uuid::from_bytes(row.get(0)?)))
-        })
-        .optional()
-}
-
-fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
-    execute_with(connection.prepare_cached(INSERT)?, row)?;
-    Ok(())
-}
-
-/// Whose the relayer transaction is that a row is bound to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Record {
-    /// It is bound to none.
-    None,
-    /// Its own, as of now.
-    New,
-    /// Its own, as before.
-    Known,
-    /// Another row's.
-    Others,
-}
-
-/// Whether the relayer transaction that the row is bound to is its own, making it so if it is nobody's.
-fn owns_its_record(connection: &Connection, row: &Transaction) -> Result<Record, rusqlite::Error> {
-    let Some(binding) = &row.binding else { return Ok(Record::None) };
-    let id = row.id.0.as_bytes();
-    let owner: Option<[u8; 16]> = connection
-        .prepare_cached("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?1")?
-        .query_row([&binding.tx_id.0], |row| row.get(0))
-        .optional()?;
-    match owner {
-        Some(owner) if owner == *id => Ok(Record::Known),
-        Some(_) => Ok(Record::Others),
-        None => {
-            connection
-                .prepare_cached("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?1, ?2)")?
-                .execute(params![binding.tx_id.0, id])?;
-            Ok(Record::New)
-        }
-    }
-}
-
-/// Whether webhooks have come for the relayer transaction that the row is bound to.
-fn has_early(connection: &Connection, row: &Transaction) -> Result<bool, rusqlite::Error> {
-    let Some(binding) = &row.binding else { return Ok(false) };
-    connection.prepare_cached("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ?1")?.exists([&binding.tx_id.0])
-}
-
-fn add_step(connection: &Connection, id: TransactionId, step: &Step, at: Timestamp) -> Result<(), rusqlite::Error> {
-    let max = timeline_max(step);
-    connection.prepare_cached(ADD_STEP)?.execute(params![id.0.as_bytes(), at.0, step.action, step.detail, max])?;
-    Ok(())
-}
-
-/// Runs a statement with a row's values, in the order of the columns. Bound one by one: a list of boxed values would
-/// cost more than the statement.
-fn execute_with(mut statement: rusqlite::CachedStatement<'_>, row: &Transaction) -> Result<usize, rusqlite::Error> {
-    let claim = row.claim.as_ref();
-    let unknown = claim.and_then(|claim| claim.unknown.as_ref());
-    let binding = row.binding.as_ref();
-    let at = |moment: Option<Timestamp>| moment.map(|moment| moment.0);
-    let mut position = 0;
-    let mut bind = |value: &dyn ToSql| {
-        position += 1;
-        statement.raw_bind_parameter(position, value)
-    };
-    bind(row.id.0.as_bytes())?;
-    bind(&row.kind.name())?;
-    bind(&row.status.name())?;
-    bind(&row.version)?;
-    bind(&&*row.request)?;
-    bind(&row.imported)?;
-    bind(&row.api_key)?;
-    bind(&row.created_at.0)?;
-    bind(&row.updated_at.0)?;
-    bind(&at(row.confirmed_at))?;
-    bind(&row.hash)?;
-    bind(&row.from)?;
-    bind(&claim.map(|claim| &claim.consumer.0))?;
-    bind(&claim.map(|claim| claim.token.into_bytes()))?;
-    bind(&claim.map(|claim| &claim.relayer.0))?;
-    bind(&claim.map(|claim| claim.at.0))?;
-    bind(&unknown.map(|unknown| &unknown.reason))?;
-    bind(&unknown.map(|unknown| unknown.open_until.0))?;
-    bind(&unknown.map(|unknown| unknown.kind.name()))?;
-    bind(&at(unknown.and_then(|unknown| unknown.absent_since)))?;
-    bind(&binding.map(|binding| &binding.relayer.0))?;
-    bind(&binding.map(|binding| &binding.tx_id.0))?;
-    bind(&binding.map(|binding| binding.at.0))?;
-    bind(&binding.map(|binding| binding.progress.name()))?;
-    bind(&binding.and_then(|binding| binding.nonce))?;
-    bind(&at(binding.and_then(|binding| binding.forgotten_since)))?;
-    bind(&row.attempts)?;
-    bind(&row.reroutes)?;
-    bind(&row.replays)?;
-    bind(&row.auto_replayed)?;
-    bind(&row.avoid.as_ref().map(|relayer| &relayer.0))?;
-    bind(&row.failed_by.map(FailedBy::name))?;
-    bind(&row.error_message)?;
-    bind(&row.result.as_ref().map(Value::to_string))?;
-    bind(&at(row.check_at))?;
-    bind(&row.block_number)?;
-    statement.raw_execute()
-}
-
-fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
-    Ok(RawRow {
-        id: row.get(0)?,
-        kind: row.get(1)?,
-        status: row.get(2)?,
-        version: row.get(3)?,
-        request: row.get(4)?,
-        imported: row.get(5)?,
-        api_key: row.get(6)?,
-        created_at: row.get(7)?,
-        updated_at: row.get(8)?,
-        confirmed_at: row.get(9)?,
-        hash: row.get(10)?,
-        sender: row.get(11)?,
-        claim: (row.get(12)?, row.get(13)?, row.get(14)?, row.get(15)?),
-        unknown: (row.get(16)?, row.get(17)?, row.get(18)?, row.get(19)?),
-        binding: (row.get(20)?, row.get(21)?, row.get(22)?, row.get(23)?, row.get(24)?, row.get(25)?),
-        attempts: row.get(26)?,
-        reroutes: row.get(27)?,
-        replays: row.get(28)?,
-        auto_replayed: row.get(29)?,
-        avoid: row.get(30)?,
-        failed_by: row.get(31)?,
-        error_message: row.get(32)?,
-        result: row.get(33)?,
-        check_at: row.get(34)?,
-        block_number: row.get(35)?,
-    })
-}
-
 fn store_error(error: DatabaseError) -> StoreError {
     match error {
-        // Only an insert looks for an owner that it does not find to be itself.
-        DatabaseError::Sqlite(rusqlite::Error::QueryReturnedNoRows) => {
-            StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE }
-        }
         DatabaseError::Sqlite(rusqlite::Error::SqliteFailure(code, _))
             if code.code == rusqlite::ErrorCode::ConstraintViolation =>
         {

@@ -1,9 +1,9 @@
-//! The store beyond one machine: MySQL 8, or MariaDB from 10.6 on. The same functions in the same order as in
-//! [`super::sqlite`], and the same promises.
+//! The store for several machines: MySQL 8, or MariaDB 10.6 and later. The same functions in the same order as in
+//! [`super::sqlite`], and the same contract.
 //!
-//! Where SQLite has one writer, here each rule that spans statements holds by a lock or a unique key: the guarded
-//! `UPDATE` locks a row until its commit, so its steps have one order, and a key that two want goes to one.
-//! What a failure means is in `outcome.rs`, and nowhere else.
+//! SQLite has one writer; here a lock or a unique key enforces each rule that spans statements: a save locks its row
+//! until the commit, so its steps have one order, and a unique key gives a record to one row. `outcome.rs` alone decides
+//! what a failure means.
 
 mod accept;
 mod columns;
@@ -13,6 +13,7 @@ mod nonces;
 mod outcome;
 mod pool;
 mod save;
+mod values;
 
 use std::sync::Arc;
 
@@ -21,11 +22,10 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use time::PrimitiveDateTime;
 
-use self::columns::{
-    Statement, bind_state, columns, datetime, first_stored_id_at, id, milliseconds, parse_id, read_row,
-};
+use self::columns::{columns, datetime, first_stored_id_at, id, milliseconds, parse_id, read_row};
 use self::outcome::{End, is_duplicate, work};
 use self::pool::Pool;
+use self::values::{Value, bind_all};
 use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
 use super::{
     Accepted, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
@@ -40,7 +40,7 @@ use crate::timestamp::Timestamp;
 
 pub use self::pool::MySqlOptions;
 
-/// The store beyond one machine.
+/// The store for several machines.
 #[derive(Clone)]
 pub struct MySqlStore {
     pool: Arc<Pool>,
@@ -50,7 +50,7 @@ pub struct MySqlStore {
     gets: Coalescer<TransactionId, Option<Transaction>>,
 }
 
-/// How many relayer transactions one statement asks for.
+/// Maximum number of relayer transactions in one query.
 const ASKED_MAX: usize = 500;
 
 impl MySqlStore {
@@ -86,7 +86,7 @@ impl MySqlStore {
         Ok(Timestamp(read.await?))
     }
 
-    /// Rows of a query, each read back whole.
+    /// All readable rows of a query.
     async fn rows(&self, sql: &str, values: &[Value]) -> Result<Vec<Transaction>, StoreError> {
         let read = self
             .pool
@@ -170,14 +170,16 @@ impl TransactionStore for MySqlStore {
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
         self.pool
             .transact(work!(connection => {
-                for row in rows {
-                    match owns_its_record(connection, row).await? {
-                        Record::None | Record::Known | Record::New => {}
-                        Record::Others => {
-                            return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
-                        }
-                        Record::TakenNow(error) => return Ok(End::Again(error)),
+                let indexed: Vec<_> = rows.iter().enumerate().collect();
+                let records = save::take_records(connection, &indexed).await;
+                match records {
+                    Ok(records) if records.values().any(|record| matches!(record, save::Record::OtherRow)) => {
+                        return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
                     }
+                    Ok(_) => {}
+                    // Another connection took a record since it was looked up, and has committed.
+                    Err(error) if is_duplicate(&error) => return Ok(End::Again(error)),
+                    Err(error) => return Err(error),
                 }
                 match accept::insert_rows(connection, rows.iter()).await {
                     Ok(()) => Ok(End::Keep(())),
@@ -239,7 +241,7 @@ impl TransactionStore for MySqlStore {
                     .await?;
                 match add_step(connection, transaction, step, now).await {
                     Ok(()) => Ok(End::Keep(())),
-                    // There is no row to lock, and somebody else took the number.
+                    // There is no row to lock, and another connection took the number.
                     Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
                     Err(error) => Err(error),
                 }
@@ -360,8 +362,8 @@ impl TransactionStore for MySqlStore {
                 Err(error) => Err(error),
             }
         })).await?;
-        // A bind that is not committed yet may have looked for early webhooks before this one was there. It holds a lock
-        // on its record: wait for it, so that whoever looks for the bind after this call finds it.
+        // A bind that is not committed yet may have looked for early webhooks before this one was stored. It holds a lock
+        // on its record: wait for that commit, so that the caller finds the bind afterwards.
         let wait = self.pool.read(work!(connection => {
             sqlx::query("SELECT 1 FROM relayer_transactions WHERE relayer_tx_id = ? LOCK IN SHARE MODE")
                 .bind(&tx_id.0)
@@ -372,7 +374,7 @@ impl TransactionStore for MySqlStore {
     }
 
     async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
-        // Nearly always there is none: look without a lock.
+        // Early webhooks are rare: read without a lock first.
         let some = self.pool.read(work!(connection => {
             sqlx::query("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ? LIMIT 1")
                 .bind(&tx_id.0)
@@ -437,7 +439,7 @@ impl TransactionStore for MySqlStore {
 
     async fn counts(&self) -> Result<TransactionCounts, StoreError> {
         let read = self.pool.read(work!(connection => {
-            // The index alone answers it; left to itself MariaDB read the whole table while its statistics were old.
+            // Forced, because MariaDB reads the whole table while its statistics are old.
             const BY_STATUS: &str =
                 "SELECT COUNT(*) FROM transactions FORCE INDEX (transactions_status) WHERE status = ?";
             let pending = count(connection, BY_STATUS, Some(Status::Pending)).await?;
@@ -478,100 +480,6 @@ impl TransactionStore for MySqlStore {
     }
 }
 
-/// Saves one move in a commit of its own.
-async fn save_one(pool: &Pool, moved: &Moved) -> Result<Saved, StoreError> {
-    let Moved { transaction, steps } = moved;
-    pool.transact(work!(connection => {
-        // Says whether the version was the right one, and locks the row until the commit. The version always changes,
-        // so it makes no difference whether the server counts rows found (as sqlx asks it to) or rows changed.
-        let updated = bind_state(sqlx::query(columns::UPDATE), transaction)
-            .bind(id(transaction.id))
-            .bind(transaction.version - 1)
-            .execute(&mut *connection)
-            .await?;
-        if updated.rows_affected() == 0 {
-            return Ok(End::Undo(Ok(Saved::Stale)));
-        }
-        let early = match owns_its_record(connection, transaction).await? {
-            Record::Others => {
-                return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
-            }
-            Record::TakenNow(error) => return Ok(End::Again(error)),
-            Record::None | Record::Known => false,
-            Record::New => has_early(connection, transaction).await?,
-        };
-        for step in steps {
-            add_step(connection, transaction.id, step, transaction.updated_at).await?;
-        }
-        Ok(End::Keep(Saved::Yes { early }))
-    }))
-    .await
-}
-
-/// Whose the relayer transaction is that a row is bound to.
-enum Record {
-    /// It is bound to none.
-    None,
-    /// Its own, as of now.
-    New,
-    /// Its own, as before.
-    Known,
-    /// Another row's.
-    Others,
-    /// Somebody's, since a moment ago: look again.
-    TakenNow(sqlx::Error),
-}
-
-/// Whether the relayer transaction that the row is bound to is its own, making it so if it is nobody's.
-async fn owns_its_record(connection: &mut MySqlConnection, row: &Transaction) -> Result<Record, sqlx::Error> {
-    let Some(binding) = &row.binding else { return Ok(Record::None) };
-    // Bound in this very move, and so most likely nobody's: there is no need to ask first.
-    if binding.at == row.updated_at {
-        match take_record(connection, row.id, &binding.tx_id).await {
-            Ok(()) => return Ok(Record::New),
-            Err(error) if is_duplicate(&error) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let owner: Option<String> =
-        sqlx::query_scalar("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?")
-            .bind(&binding.tx_id.0)
-            .fetch_optional(&mut *connection)
-            .await?;
-    match owner {
-        Some(owner) if parse_id(&owner) == Some(row.id) => Ok(Record::Known),
-        Some(_) => Ok(Record::Others),
-        None => match take_record(connection, row.id, &binding.tx_id).await {
-            Ok(()) => Ok(Record::New),
-            Err(error) if is_duplicate(&error) => Ok(Record::TakenNow(error)),
-            Err(error) => Err(error),
-        },
-    }
-}
-
-async fn take_record(
-    connection: &mut MySqlConnection,
-    transaction: TransactionId,
-    tx_id: &RelayerTxId,
-) -> Result<(), sqlx::Error> {
-    sqlx::query("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?, ?)")
-        .bind(&tx_id.0)
-        .bind(id(transaction))
-        .execute(connection)
-        .await
-        .map(drop)
-}
-
-/// Whether webhooks have come for the relayer transaction that the row is bound to.
-async fn has_early(connection: &mut MySqlConnection, row: &Transaction) -> Result<bool, sqlx::Error> {
-    let Some(binding) = &row.binding else { return Ok(false) };
-    let some = sqlx::query("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ? LIMIT 1")
-        .bind(&binding.tx_id.0)
-        .fetch_all(connection)
-        .await?;
-    Ok(!some.is_empty())
-}
-
 async fn add_step(
     connection: &mut MySqlConnection,
     transaction: TransactionId,
@@ -609,37 +517,4 @@ async fn count(
 
 fn moment(row: &MySqlRow, index: usize) -> Result<Timestamp, sqlx::Error> {
     row.try_get::<PrimitiveDateTime, _>(index).map(|at| Timestamp(milliseconds(at)))
-}
-
-/// A value of a condition.
-enum Value {
-    Text(String),
-    Moment(PrimitiveDateTime),
-    Count(u64),
-}
-
-impl From<TransactionId> for Value {
-    fn from(transaction: TransactionId) -> Self {
-        Self::Text(id(transaction))
-    }
-}
-
-impl From<Timestamp> for Value {
-    fn from(at: Timestamp) -> Self {
-        Self::Moment(datetime(at))
-    }
-}
-
-impl From<usize> for Value {
-    fn from(count: usize) -> Self {
-        Self::Count(u64::try_from(count).unwrap_or(u64::MAX))
-    }
-}
-
-fn bind_all<'q>(statement: Statement<'q>, values: &[Value]) -> Statement<'q> {
-    values.iter().fold(statement, |statement, value| match value {
-        Value::Text(text) => statement.bind(text),
-        Value::Moment(at) => statement.bind(*at),
-        Value::Count(count) => statement.bind(*count),
-    })
 }
