@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::{ROWS_MAX, chunks, same, statement_size};
 use super::columns::{bind_state, datetime, id, update_many};
-use super::outcome::{End, is_duplicate, is_in_the_values, work};
+use super::outcome::{End, is_duplicate, is_invalid_value, work};
 use super::pool::{Pool, unavailable};
 use crate::relay::state::transaction::{Moved, Transaction, TransactionId};
 use crate::relay::store::coalescer::Grouping;
@@ -79,7 +79,7 @@ async fn save(pool: &Pool, moves: &[Moved]) -> Result<Group, StoreError> {
         Ok(answers) => Ok(End::Keep(Group::Saved(answers))),
         // Another connection took a record since it was looked up, and has committed.
         Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
-        Err(error) if is_in_the_values(&error) => Ok(End::Undo(Ok(Group::InvalidValue(error)))),
+        Err(error) if is_invalid_value(&error) => Ok(End::Undo(Ok(Group::InvalidValue(error)))),
         Err(error) => Err(error),
     }))
     .await
@@ -131,7 +131,7 @@ async fn lock(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<HashM
     let rows = bind_padded(&sql, &ids).fetch_all(connection).await?;
     let version = |row: &sqlx::mysql::MySqlRow| -> Result<_, sqlx::Error> {
         let text: String = row.try_get(0)?;
-        let id = super::columns::parse_id(&text).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
+        let id = super::columns::parse_id(&text).ok_or_else(|| sqlx::Error::Decode("not a transaction id".into()))?;
         Ok((id, row.try_get(1)?))
     };
     rows.iter().map(version).collect()
