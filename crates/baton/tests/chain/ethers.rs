@@ -18,7 +18,7 @@ const DATA_MAX: usize = 2000;
 /// The hash to sign and the call that carries the request, as the product makes them.
 fn ours(request: &ForwardRequest, signature: &Bytes, forwarder: Address) -> (B256, Vec<u8>) {
     let ForwardRequest { from, to, value, gas, nonce, deadline, data } = request.clone();
-    let request = forward_request::ForwardRequest { from, to, value, gas, nonce, deadline, data };
+    let request = forward::ForwardRequest { from, to, value, gas, nonce, deadline, data };
     let gasless = GaslessRequest { request, signature: signature.clone(), retry_on_failure: false };
     let name = FORWARDER_NAME.to_owned();
     let forwarder = ForwarderConfig { address: forwarder, name, chain_id: CHAIN_ID, gas_overhead: 0 };

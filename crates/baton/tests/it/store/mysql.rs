@@ -79,16 +79,16 @@ async fn many_accepts_are_stored_and_repeats_are_named() {
         keyed("one ", 4),
     ];
     let answers: Vec<_> = store.accept(&batch).await.into_iter().map(Result::unwrap).collect();
-    use Accepted::{Before, Now, Other};
-    assert_eq!(answers, [Now, Now, Now, Before(first.0.id), Other, Now, Now]);
+    use Accepted::{Duplicate, KeyReused, Stored};
+    assert_eq!(answers, [Stored, Stored, Stored, Duplicate(first.0.id), KeyReused, Stored, Stored]);
     let repeated: Vec<_> = store.accept(&batch).await.into_iter().map(|answer| answer.ok()).collect();
     assert_eq!(repeated[0], None, "an id is stored once; and the key is its own");
     let again: Vec<_> =
         store.accept(&[keyed("two", 2), keyed("two", 5)]).await.into_iter().map(Result::unwrap).collect();
-    assert_eq!(again, [Before(batch[2].0.id), Other]);
+    assert_eq!(again, [Duplicate(batch[2].0.id), KeyReused]);
     let mut elsewhere = keyed("one", 1);
     elsewhere.0.api_key = "another key".into();
-    assert_eq!(store.accept(&[elsewhere]).await.remove(0).unwrap(), Now, "keys belong to their API key");
+    assert_eq!(store.accept(&[elsewhere]).await.remove(0).unwrap(), Stored, "keys belong to their API key");
     assert_eq!(count(&schema).await, 600 + 5 + 1);
 }
 
@@ -185,7 +185,7 @@ async fn one_bad_row_does_not_fail_its_batch() {
 
 /// A row that is stored and claimed, and the move that would bind it to that record.
 async fn about_to_be_bound(store: &MySqlStore, tx_id: &str) -> (Transaction, Moved) {
-    let accepted = row(Timestamp::now().0);
+    let accepted = row(Timestamp::from(std::time::SystemTime::now()).0);
     store.insert(std::slice::from_ref(&accepted)).await.unwrap();
     let (claimed, token) = claim(&accepted);
     store.save(&claimed).await.unwrap();
@@ -234,7 +234,7 @@ async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
     is_stuck(&schema, "INSERT INTO timeline").await;
     let mut webhook = tokio::spawn(async move {
         let tx_id = RelayerTxId("oz-1".into());
-        hearing.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
+        hearing.keep_early_webhook(&tx_id, "{}", Timestamp::from(std::time::SystemTime::now())).await.unwrap();
         hearing.find_bound(&tx_id).await.unwrap()
     });
     tokio::select! {
