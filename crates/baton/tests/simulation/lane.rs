@@ -630,7 +630,7 @@ impl Lane {
             }
         };
         let Ok(moved) = row.take_over(&self.me, token, owner_gone, now, &CLOCKS) else {
-            if let Ok(later) = row.look_again(now + CLOCKS.claim_check, now) {
+            if let Ok(later) = row.check_later(now + CLOCKS.claim_check, now) {
                 self.save(later, None).await?;
             }
             return Ok(None);
@@ -829,7 +829,7 @@ impl Lane {
             let quick = CLOCKS.unknown_check;
             let pause = (now.since(unresolved.claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
             let decide = |row: &Transaction| match &row.claim {
-                Some(held) if held.token == unresolved.claim.token => row.look_again(now + pause, now),
+                Some(held) if held.token == unresolved.claim.token => row.check_later(now + pause, now),
                 _ => Err(Refused::NotOurClaim),
             };
             self.update(unresolved.index(), None, decide).await?;
@@ -977,7 +977,7 @@ impl Lane {
     async fn look_again_if_due(&self, row: &Transaction, at: Timestamp) -> Result<Option<Rc<Transaction>>, Failure> {
         let now = self.now();
         let decide = |now_row: &Transaction| {
-            if now_row.version == row.version { now_row.look_again(at, now) } else { Err(MOVED) }
+            if now_row.version == row.version { now_row.check_later(at, now) } else { Err(MOVED) }
         };
         match self.update(World::index_of(row.id), None, decide).await? {
             Updated::Moved(row) => Ok(Some(row)),

@@ -196,7 +196,7 @@ impl TransactionIntake {
             return Ok(row);
         }
         let now = self.guarded.clock.now();
-        match self.guarded.update_from(row, |row| row.promise(now, &self.guarded.timings)).await {
+        match self.guarded.update_from(row, |row| row.make_irrevocable(now, &self.guarded.timings)).await {
             Ok(Updated::Moved(row) | Updated::Refused(_, row)) => Ok(*row),
             Ok(Updated::Missing) | Err(_) => Err(unknown()),
         }

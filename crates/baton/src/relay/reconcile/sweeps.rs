@@ -260,7 +260,7 @@ impl Reconciler {
     async fn look_again_if_due(&self, row: &Transaction, at: Timestamp) -> Result<Option<Transaction>, StoreError> {
         let now = self.guarded.clock.now();
         let decide = |now_row: &Transaction| {
-            if now_row.version == row.version { now_row.look_again(at, now) } else { Err(MOVED) }
+            if now_row.version == row.version { now_row.check_later(at, now) } else { Err(MOVED) }
         };
         match self.guarded.update(row.id, decide).await? {
             Updated::Moved(row) => Ok(Some(*row)),

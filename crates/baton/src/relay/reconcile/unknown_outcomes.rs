@@ -82,7 +82,7 @@ impl UnknownOutcomes {
         };
         // Decided about the row as it was due: if it has moved since, it is looked at when it is due again.
         let Ok(moved) = row.take_over(&self.me, token, owner_gone, now, &self.guarded.timings) else {
-            if let Ok(later) = row.look_again(now + self.guarded.timings.claim_check, now) {
+            if let Ok(later) = row.check_later(now + self.guarded.timings.claim_check, now) {
                 self.guarded.save(&row, &later).await?;
             }
             return Ok(None);
@@ -234,7 +234,7 @@ impl UnknownOutcomes {
             let pause = (now.since(claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
             info!(transactionId = %row.id, action = "still_unknown", "its outcome stays unknown: {why}");
             let decide = |row: &Transaction| match &row.claim {
-                Some(held) if held.token == claim.token => row.look_again(now + pause, now),
+                Some(held) if held.token == claim.token => row.check_later(now + pause, now),
                 _ => Err(Refused::NotOurClaim),
             };
             self.guarded.update(row.id, decide).await?;

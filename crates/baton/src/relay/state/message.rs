@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::timestamp::Timestamp;
 
-/// The body of a message. The row is the truth; the request travels along for people and for other consumers.
+/// The body of a message. The row is authoritative; the request is included for people and other consumers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransactionMessage {
@@ -17,7 +17,7 @@ pub struct TransactionMessage {
     r#type: String,
     request: Box<RawValue>,
     timestamp: String,
-    /// Of a gasless transaction alone.
+    /// Present on gasless transactions only.
     #[serde(skip_serializing_if = "Option::is_none")]
     forwarder_address: Option<String>,
 }
@@ -41,7 +41,7 @@ impl TransactionMessage {
         serde_json::from_slice(body).map_err(|error| format!("malformed message: {error}"))
     }
 
-    /// Which row it is about.
+    /// The row that it points to.
     pub fn transaction_id(&self) -> TransactionId {
         TransactionId(self.transaction_id)
     }
@@ -51,7 +51,7 @@ impl TransactionMessage {
         self.message_id
     }
 
-    /// As it is sent.
+    /// The message as handed to the queue.
     pub fn outgoing(&self) -> Outgoing {
         Outgoing::new(serde_json::to_vec(self).expect("plain data becomes JSON"))
     }

@@ -1,25 +1,22 @@
-//! What a relayer's word about a transaction means for its row (pure). Webhooks, the reconciler and the confirm
-//! mode all come through [`Transaction::report`], so they cannot disagree.
-//!
-//! Only here are `hash` and the successful final states set.
+//! What a relayer's report means for a row (pure). Webhooks, the reconciler and confirm mode all use
+//! [`Transaction::report`], so they cannot disagree. Only this file sets `hash` and the successful final states.
 
 use std::time::Duration;
 
 use alloy_primitives::{Address, U256};
 use serde_json::Value;
 
+use super::moves::{failed, moved};
 use crate::relay::request::call::Call;
-use crate::relay::state::transaction::{
-    FailedBy, Moved, Progress, RelayerTxId, Status, Step, Timings, Transaction, failed, moved,
-};
+use crate::relay::state::transaction::{FailedBy, Moved, Progress, RelayerTxId, Status, Step, Timings, Transaction};
 use crate::timestamp::Timestamp;
 
-/// A relayer's view of one of its transactions, whichever dialect it was told in.
+/// A relayer's view of one of its transactions, independent of the dialect.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// The relayer's id.
     pub tx_id: RelayerTxId,
-    /// How far it is.
+    /// Status at the relayer.
     pub status: ReportedStatus,
     /// Why, if it failed.
     pub reason: Option<String>,
@@ -43,7 +40,7 @@ pub struct Report {
     pub confirmed_at: Option<Timestamp>,
     /// The block that the hash is in, where the dialect carries it.
     pub block_number: Option<u64>,
-    /// All of it, as told.
+    /// The whole record as received.
     pub raw: Value,
 }
 
@@ -60,12 +57,12 @@ pub enum ReportedStatus {
     Canceled,
     /// Expired at the relayer.
     Expired,
-    /// A word we do not know: not final, says nothing.
+    /// A status that Baton does not know: not final, and ignored.
     Unknown,
 }
 
 impl ReportedStatus {
-    /// Whether the relayer is done with it.
+    /// Whether it is final at the relayer.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Confirmed | Self::Failed | Self::Canceled | Self::Expired)
     }
@@ -83,9 +80,9 @@ pub enum Mode {
 /// How a report came, which says how old it may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The relayer sent it, some time ago, in any order.
+    /// The relayer sent it, possibly late and out of order.
     Webhook,
-    /// We asked just now.
+    /// Baton just asked for it.
     Asked,
 }
 
@@ -98,7 +95,7 @@ pub enum Verdict {
     Reroute(Box<Moved>, Duration),
     /// The relayer sent it twice: keep the second hash in the timeline and raise the alarm.
     DoubleSend(Step),
-    /// Old news, or none.
+    /// Nothing new, for this reason.
     Ignore(&'static str),
 }
 
@@ -106,24 +103,24 @@ impl Transaction {
     /// Judges a report about the transaction that this row is bound to.
     pub fn report(&self, report: &Report, source: Source, mode: Mode, now: Timestamp, timings: &Timings) -> Verdict {
         let Some(binding) = self.binding.as_ref().filter(|binding| binding.tx_id == report.tx_id) else {
-            // It was given up there as never signed, and has been sent elsewhere since.
+            // That relayer failed it unsigned, and another relayer has taken it since.
             return match &report.hash {
                 Some(hash) => Verdict::DoubleSend(Step::new(
                     "double-send",
-                    format!("{} was given up as never signed, and now has hash {hash}", report.tx_id),
+                    format!("{} was failed as never signed and now has hash {hash}", report.tx_id),
                 )),
                 None => Verdict::Ignore("the transaction is no longer with that relayer"),
             };
         };
         if self.status.is_final() {
-            return self.after_the_end(report);
+            return self.report_after_final(report);
         }
         match report.status {
             ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
             ReportedStatus::Open(progress) => self.progressed(report, progress, source, now, timings),
             ReportedStatus::Confirmed if !self.call.is_still(report) => {
                 let reason = "the relayer replaced the call (a no-op was confirmed in its place)";
-                Verdict::Move(Box::new(self.ended_badly(report, reason, mode, now)))
+                Verdict::Move(Box::new(self.failed_at_relayer(report, reason, mode, now)))
             }
             ReportedStatus::Confirmed => {
                 let mut next = self.with_report(report, now);
@@ -152,18 +149,18 @@ impl Transaction {
             }
             ReportedStatus::Failed => {
                 let reason = report.reason.clone().unwrap_or_else(|| "the relayer reported failure".to_owned());
-                Verdict::Move(Box::new(self.ended_badly(report, &reason, mode, now)))
+                Verdict::Move(Box::new(self.failed_at_relayer(report, &reason, mode, now)))
             }
             ReportedStatus::Canceled => {
-                Verdict::Move(Box::new(self.ended_badly(report, "canceled at the relayer", mode, now)))
+                Verdict::Move(Box::new(self.failed_at_relayer(report, "canceled at the relayer", mode, now)))
             }
             ReportedStatus::Expired => {
-                Verdict::Move(Box::new(self.ended_badly(report, "expired at the relayer", mode, now)))
+                Verdict::Move(Box::new(self.failed_at_relayer(report, "expired at the relayer", mode, now)))
             }
         }
     }
 
-    /// The chain cannot have seen it, another relayer would not share the reason, and it is ours to send.
+    /// The relayer never signed it, the reason is the relayer's own, and Baton may send the row.
     fn may_reroute(&self, report: &Report) -> bool {
         let unsigned = self.binding.as_ref().is_some_and(|binding| binding.progress == Progress::Pending);
         unsigned && report.never_signed() && self.hash.is_none() && report.relayers_own_fault() && !self.imported
@@ -181,8 +178,8 @@ impl Transaction {
         if progress < binding.progress {
             return Verdict::Ignore("older than what is known");
         }
-        // A relayer that raises the price changes the hash without a word. Of two hashes at the same stage a webhook's
-        // may be the older; what we asked for just now is not.
+        // A gas bump changes the hash without a webhook. Of two hashes at the same stage, a webhook's may be the older
+        // one; the answer to our own request is not.
         let other_hash = report.hash.is_some() && report.hash != self.hash;
         let news = progress > binding.progress
             || (other_hash && (source == Source::Asked || self.hash.is_none()))
@@ -198,9 +195,9 @@ impl Transaction {
         Verdict::Move(Box::new(moved(next, "progress", format!("the relayer says {progress}"))))
     }
 
-    fn after_the_end(&self, report: &Report) -> Verdict {
+    fn report_after_final(&self, report: &Report) -> Verdict {
         let another = report.hash.as_deref().filter(|hash| self.hash.as_deref().is_some_and(|known| known != *hash));
-        // A late word with the hash from before a price rise has the same nonce; a second sending has another.
+        // A late report with the hash from before a gas bump has the same nonce; a second send has another one.
         let known_nonce = self.binding.as_ref().and_then(|binding| binding.nonce);
         let sent_again = match (known_nonce, report.nonce) {
             (Some(known), Some(said)) => known != said,
@@ -215,7 +212,7 @@ impl Transaction {
         }
     }
 
-    fn ended_badly(&self, report: &Report, reason: &str, mode: Mode, now: Timestamp) -> Moved {
+    fn failed_at_relayer(&self, report: &Report, reason: &str, mode: Mode, now: Timestamp) -> Moved {
         let mut next = self.with_report(report, now);
         next.result = (mode == Mode::Confirm).then(|| report.raw.clone());
         next.block_number = report.block_number;
@@ -239,14 +236,14 @@ impl Transaction {
 const REROUTE_PAUSE_MAX_S: u32 = 300;
 
 impl Call {
-    /// Whether the relayer's record still is this call; a field that the dialect does not carry proves nothing.
+    /// Whether the relayer's record is still this call. A field that the dialect does not carry is not compared.
     pub fn is_still(&self, report: &Report) -> bool {
         report.value.is_none_or(|value| value == self.value)
             && report.data.as_deref().is_none_or(|data| data_eq(data, &self.data))
             && report.to.as_deref().is_none_or(|to| to.parse::<Address>().is_ok_and(|to| to == self.to))
     }
 
-    /// Whether a relayer's record can be the submission of this call: everything that was sent is there and equal.
+    /// Whether a relayer's record can be the submission of this call: every field that was sent is present and equal.
     pub fn matches(&self, report: &Report) -> bool {
         report.to.is_some()
             && report.value.is_some()
@@ -262,25 +259,24 @@ fn data_eq(a: &str, b: &str) -> bool {
 }
 
 impl Report {
-    /// It says that it has no nonce and no hash: the chain cannot have seen it. A dialect that does not speak of
-    /// nonces says nothing.
+    /// Whether the record states that it has neither nonce nor hash. A dialect without nonces states nothing.
     pub fn never_signed(&self) -> bool {
         self.raw.get("nonce").is_some_and(Value::is_null) && self.hash.is_none()
     }
 
-    /// Whether it was given up before it was signed: nothing will come of it.
+    /// Whether the relayer failed it before signing, so that it cannot reach the chain.
     pub fn failed_unsigned(&self) -> bool {
         self.status == ReportedStatus::Failed && self.never_signed()
     }
 
-    /// Whether this record is a no-op that stands where some call was: sent to the relayer itself, empty.
+    /// Whether this record is a no-op that replaced a call: an empty transfer of 0 to the relayer's own address.
     pub fn is_no_op(&self) -> bool {
         let to_itself = matches!((&self.to, &self.from), (Some(to), Some(from)) if to.eq_ignore_ascii_case(from));
         to_itself && self.value == Some(U256::ZERO) && self.data.as_deref().is_none_or(|data| data_eq(data, "0x"))
     }
 
-    /// Whether the reason is one that another relayer would not share. The words are those of the relayer's own
-    /// source; an unknown reason is the item's.
+    /// Whether the reason is the relayer's own, so that another relayer may succeed. The texts are those of the OZ
+    /// Relayer 1.8; any other reason counts as the item's.
     fn relayers_own_fault(&self) -> bool {
         const OWN: [&str; 3] = ["pending state for over", "insufficient balance", "queue unavailable"];
         let reason = self.reason.as_deref().unwrap_or_default().to_ascii_lowercase();

@@ -265,7 +265,7 @@ impl Consumer {
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
         let soon = row.check_at.is_some_and(|at| at < now + timings.pending_check / 2);
         if (row.is_untouched() || soon)
-            && let Err(failure) = self.guarded.update_from(row.clone(), |row| row.put_off(&reason, now, timings)).await
+            && let Err(failure) = self.guarded.update_from(row.clone(), |row| row.defer(&reason, now, timings)).await
         {
             return Outcome::Retry { after: WAIT, reason: failure.to_string() };
         }

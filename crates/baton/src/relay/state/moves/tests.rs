@@ -90,14 +90,14 @@ fn moves() -> Vec<Move> {
         moves.push((name, who, decide));
     };
     add("not queued".to_owned(), Box::new(|row, now| row.not_queued(now).ok()));
-    add("put off".to_owned(), Box::new(|row, now| row.put_off("not its turn", now, &CLOCKS).ok()));
+    add("put off".to_owned(), Box::new(|row, now| row.defer("not its turn", now, &CLOCKS).ok()));
     for may_pass in [true, false] {
         add(
             format!("fail unsent, may pass: {may_pass}"),
             Box::new(move |row, now| row.fail_unsent("reverts", may_pass, now, &CLOCKS).ok()),
         );
     }
-    add("promise".to_owned(), Box::new(|row, now| row.promise(now, &CLOCKS).ok()));
+    add("promise".to_owned(), Box::new(|row, now| row.make_irrevocable(now, &CLOCKS).ok()));
     for (number, holder) in [(10, "a"), (11, "b")] {
         let key = token(number);
         add(
@@ -134,7 +134,7 @@ fn moves() -> Vec<Move> {
             );
         }
     }
-    add("look again".into(), Box::new(|row, now| row.look_again(now + Duration::from_secs(9), now).ok()));
+    add("look again".into(), Box::new(|row, now| row.check_later(now + Duration::from_secs(9), now).ok()));
     add("forgotten".into(), Box::new(|row, now| row.forgotten(now + Duration::from_secs(9), now).ok()));
     add("abandon".into(), Box::new(|row, now| row.abandon("unreadable", now).ok()));
     add("replay".into(), Box::new(|row, now| row.replay(now, &CLOCKS).ok()));
@@ -397,11 +397,11 @@ fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
     assert!(taken_back.replay(Timestamp(6), &CLOCKS).is_err(), "the client was told that it will never happen");
     let claimed = claimed(Timestamp(0));
     let released = claimed.release(token(10), "paused", Timestamp(1), &CLOCKS).unwrap().transaction;
-    let promised = accepted(false).promise(Timestamp(1), &CLOCKS).unwrap().transaction;
+    let promised = accepted(false).make_irrevocable(Timestamp(1), &CLOCKS).unwrap().transaction;
     for under_way in [claimed, released, promised] {
         assert!(under_way.not_queued(Timestamp(5)).is_err());
     }
-    assert!(taken_back.promise(Timestamp(6), &CLOCKS).is_err(), "nobody can be promised it any more");
+    assert!(taken_back.make_irrevocable(Timestamp(6), &CLOCKS).is_err(), "nobody can be promised it any more");
 }
 
 #[test]
