@@ -10,7 +10,6 @@ use crate::relay::state::message::TransactionMessage;
 use crate::relay::state::transaction::{Refused, Status, TransactionId};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Updated};
-use crate::timestamp::Timestamp;
 
 /// Which dead letters.
 #[derive(Debug, Clone, Default)]
@@ -127,7 +126,7 @@ async fn reopen(guarded: &GuardedStore, letter: &DeadLetter) -> Result<Replayed,
     let Some(id) = transaction_id(letter) else {
         return Ok(Replayed::No("its body is not a message about a transaction".to_owned()));
     };
-    let now = Timestamp::now();
+    let now = guarded.clock.now();
     Ok(match guarded.update(id, |row| row.replay(now, &guarded.timings)).await? {
         Updated::Missing => Replayed::No("there is no such transaction".to_owned()),
         Updated::Moved(_) => Replayed::Yes,

@@ -6,11 +6,13 @@
 //! reader of the environment, [`cli`] puts a process together, and [`dev`] brings the development relayers.
 
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod dead_letters;
 pub mod dev;
 pub mod engine;
 pub mod http;
+pub mod randomness;
 pub mod relay;
 pub mod telemetry;
 pub mod timestamp;

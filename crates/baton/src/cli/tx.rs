@@ -13,7 +13,6 @@ use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::Filter;
 use crate::relay::update::guarded_store::{GuardedStore, Updated};
 use crate::relay::update::view;
-use crate::timestamp::Timestamp;
 
 /// What to do with transactions.
 #[derive(Subcommand)]
@@ -159,7 +158,7 @@ async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::R
 }
 
 async fn resolve(guarded: &GuardedStore, id: Uuid, resend: bool) -> anyhow::Result<ExitCode> {
-    let now = Timestamp::now();
+    let now = guarded.clock.now();
     let decide = |row: &Transaction| {
         if resend { row.resolve_resend(now, &guarded.timings) } else { row.resolve_fail(now) }
     };

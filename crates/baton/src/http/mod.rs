@@ -8,3 +8,4 @@ pub mod idempotency;
 pub mod outgoing;
 pub mod problem;
 pub mod server;
+pub mod transport;

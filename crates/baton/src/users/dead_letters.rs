@@ -138,7 +138,12 @@ impl DeadLetters {
 }
 
 fn set_aside(letter: &DeadLetter, error: String) -> SetAside {
-    SetAside { message_id: letter.id.0.clone(), error, body: letter.body.clone(), at: Timestamp::now() }
+    SetAside {
+        message_id: letter.id.0.clone(),
+        error,
+        body: letter.body.clone(),
+        at: Timestamp::from(std::time::SystemTime::now()),
+    }
 }
 
 #[cfg(test)]

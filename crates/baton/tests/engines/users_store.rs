@@ -43,7 +43,7 @@ async fn stored(store: &dyn UserStore, users: &[User]) -> usize {
 }
 
 async fn a_user_may_come_twice(store: Arc<dyn UserStore>) {
-    let before = Timestamp::now();
+    let before = Timestamp::from(std::time::SystemTime::now());
     let mut batch = users(5);
     batch.push(batch[2].clone());
     let first = store.insert(&batch).await.unwrap();
@@ -53,7 +53,10 @@ async fn a_user_may_come_twice(store: Arc<dyn UserStore>) {
     assert_eq!((again.new, again.fates), (1, vec![Fate::Stored; 7]));
     let found = store.get(batch[0].id).await.unwrap().unwrap();
     assert_eq!(found.user, batch[0]);
-    assert!(found.created_at.0 >= before.0 - 5000 && found.created_at.0 <= Timestamp::now().0 + 5000);
+    assert!(
+        found.created_at.0 >= before.0 - 5000
+            && found.created_at.0 <= Timestamp::from(std::time::SystemTime::now()).0 + 5000
+    );
     assert_eq!(store.get(UserId::generate()).await.unwrap(), None);
     assert_eq!(store.insert(&[]).await.unwrap().fates, []);
 }

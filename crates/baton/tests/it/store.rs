@@ -54,7 +54,7 @@ on_every_database! {
 async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) {
     let row = fixture.inserted().await;
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(row.clone()));
-    let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
+    let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::from(std::time::SystemTime::now()));
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.timings).unwrap()];
     moves.push(
@@ -96,7 +96,7 @@ async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Fixt
     assert_eq!(fixture.migrate().await, 1);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..word("oz-1", ReportedStatus::Confirmed) };
-    let now = Timestamp::now();
+    let now = Timestamp::from(std::time::SystemTime::now());
     let verdict = bound.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
     let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
@@ -139,7 +139,7 @@ async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
 
 async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
     fixture.bound("taken").await.unwrap();
-    let now = Timestamp::now();
+    let now = Timestamp::from(std::time::SystemTime::now());
     fixture.store.keep_early_webhook(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
     let mut moves = Vec::new();
     for number in 0..40 {
@@ -194,7 +194,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
     // Gone to another relayer since: the record still belongs to this row, for good.
     let reason = Some("Insufficient balance".into());
     let report = Report { reason, ..word("oz-1", ReportedStatus::Failed) };
-    let now = Timestamp::now();
+    let now = Timestamp::from(std::time::SystemTime::now());
     let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
@@ -301,7 +301,7 @@ async fn lists_are_filtered_and_paged_newest_first(fixture: &Fixture) {
 
 async fn the_witness_is_the_last_row_bound_before(fixture: &Fixture) {
     let relayer = RelayerUrl("http://r1".into());
-    let later = Timestamp(Timestamp::now().0 + 60_000);
+    let later = Timestamp(Timestamp::from(std::time::SystemTime::now()).0 + 60_000);
     assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), None);
     fixture.bound("oz-1").await.unwrap();
     let second = fixture.bound("oz-2").await.unwrap();
@@ -343,7 +343,11 @@ async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &Fixture) {
         let (claimed, token) = fixture.claimed().await;
         let moved = bind(&claimed, token, &tx_id.0);
         let webhook = async {
-            fixture.store.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
+            fixture
+                .store
+                .keep_early_webhook(&tx_id, "{}", Timestamp::from(std::time::SystemTime::now()))
+                .await
+                .unwrap();
             fixture.store.find_bound(&tx_id).await.unwrap()
         };
         let (saved, found) = tokio::join!(fixture.store.save(&moved), webhook);
@@ -356,7 +360,11 @@ async fn steps_written_at_once_all_have_a_place(fixture: &Fixture) {
     let row = fixture.inserted().await;
     let claimed = claim(&row).0;
     let notes = (0..8).map(|_| async {
-        fixture.store.note(row.id, &Step::new("looked", "at"), Timestamp::now()).await.unwrap();
+        fixture
+            .store
+            .note(row.id, &Step::new("looked", "at"), Timestamp::from(std::time::SystemTime::now()))
+            .await
+            .unwrap();
     });
     let (saved, _) = tokio::join!(fixture.store.save(&claimed), futures::future::join_all(notes));
     assert_eq!(saved.unwrap(), Saved::Yes { early: false });
@@ -378,7 +386,7 @@ async fn the_census_counts_what_is_open(fixture: &Fixture) {
     let oldest = fixture.inserted().await;
     let bound = fixture.bound("oz-1").await.unwrap();
     let (claimed, token) = fixture.claimed().await;
-    let now = Timestamp::now();
+    let now = Timestamp::from(std::time::SystemTime::now());
     fixture
         .store
         .save(&claimed.mark_unknown(token, "500", UnknownCause::Answered, now, &fixture.timings).unwrap())
@@ -427,7 +435,7 @@ async fn accept(fixture: &Fixture, row: &Transaction, key: Option<&str>) -> Acce
 }
 
 async fn fail(fixture: &Fixture, row: &Transaction) {
-    let failed = row.abandon("test", Timestamp::now()).unwrap();
+    let failed = row.abandon("test", Timestamp::from(std::time::SystemTime::now())).unwrap();
     assert_eq!(fixture.store.save(&failed).await.unwrap(), Saved::Yes { early: false });
 }
 

@@ -133,9 +133,9 @@ impl RawCommits {
     async fn accept_one(&self) -> anyhow::Result<()> {
         let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
             .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
-        let (id, now) = (TransactionId::generate(), Timestamp::now());
+        let (id, now) = (TransactionId::generate(), Timestamp::from(std::time::SystemTime::now()));
         let row = Box::new(Transaction::accepted(id, &request, "bench".to_owned(), now, &self.config.relay.timings));
-        let message: Outgoing = TransactionMessage::of(&row).outgoing();
+        let message: Outgoing = TransactionMessage::of(&row, uuid::Uuid::now_v7(), now).outgoing();
         self.store.accept_queued(row, None, message, &self.queue).await?;
         Ok(())
     }

@@ -152,7 +152,10 @@ async fn fill(vars: &[(&'static str, String)], count: u64) -> anyhow::Result<Arc
         let rows = (start..count.min(start + AT_ONCE))
             .map(|_| Ok((new_row(&config.relay.timings)?, None)))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let messages: Vec<_> = rows.iter().map(|(row, _)| TransactionMessage::of(row).outgoing()).collect();
+        let messages: Vec<_> = rows
+            .iter()
+            .map(|(row, _)| TransactionMessage::of(row, uuid::Uuid::now_v7(), row.created_at).outgoing())
+            .collect();
         for stored in store.accept(&rows).await {
             stored?;
         }

@@ -128,7 +128,7 @@ async fn idle_delay(api: &Service, relayers: &[String]) -> anyhow::Result<f64> {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let mut delays = Vec::new();
     for _ in 0..IDLE_SENT {
-        let sent = Timestamp::now();
+        let sent = Timestamp::from(std::time::SystemTime::now());
         let posted = http.post(format!("{base}/relay/direct")).header("x-api-key", API_KEY);
         let answer: Value = posted.header("content-type", "application/json").body(BODY).send().await?.json().await?;
         let id = answer["transactionId"].as_str().context("no transactionId in the answer")?.to_owned();

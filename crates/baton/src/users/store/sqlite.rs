@@ -59,9 +59,9 @@ impl SqliteStore {
 #[async_trait]
 impl UserStore for SqliteStore {
     async fn insert(&self, users: &[User]) -> Result<Inserted, StoreError> {
-        let users = users.to_vec();
+        let (users, clock) = (users.to_vec(), self.database.clock());
         self.write(move |connection| {
-            let now = Timestamp::now().0;
+            let now = clock.now_ms();
             let mut insert = connection.prepare_cached(INSERT)?;
             let mut same = connection.prepare_cached(SAME)?;
             let mut inserted = Inserted { fates: Vec::with_capacity(users.len()), new: 0 };
@@ -151,7 +151,7 @@ fn migrate(connection: &Connection) -> Result<(), rusqlite::Error> {
         connection.execute_batch(sql)?;
         connection.execute(
             "INSERT INTO users_schema_version (version, applied_at) VALUES (?1, ?2)",
-            params![index + 1, Timestamp::now().0],
+            params![index + 1, Timestamp::from(std::time::SystemTime::now()).0],
         )?;
     }
     Ok(())

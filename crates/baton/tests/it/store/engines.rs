@@ -67,7 +67,7 @@ impl Fixture {
     }
 
     pub async fn inserted(&self) -> Transaction {
-        let row = row(Timestamp::now().0);
+        let row = row(Timestamp::from(std::time::SystemTime::now()).0);
         self.store.insert(std::slice::from_ref(&row)).await.unwrap();
         row
     }
@@ -106,16 +106,31 @@ pub fn gasless_row(nonce: u64) -> Transaction {
         "signature": format!("0x{}", "1b".repeat(65)), "retryOnFailure": true,
     });
     let forward = Arc::new(GaslessRequest::parse(&body).unwrap().forward(&forwarder).unwrap());
-    Transaction::accepted_gasless(TransactionId::generate(), &forward, "key".into(), Timestamp::now(), &timings())
+    Transaction::accepted_gasless(
+        TransactionId::generate(),
+        &forward,
+        "key".into(),
+        Timestamp::from(std::time::SystemTime::now()),
+        &timings(),
+    )
 }
 
 pub fn claim(row: &Transaction) -> (Moved, Uuid) {
     let (me, token, relayer) = (ConsumerId::generate(), Uuid::new_v4(), RelayerUrl("http://r1".into()));
-    (row.claim(&me, token, &relayer, "test", Timestamp::now(), &timings()).unwrap(), token)
+    (row.claim(&me, token, &relayer, "test", Timestamp::from(std::time::SystemTime::now()), &timings()).unwrap(), token)
 }
 
 pub fn bind(claimed: &Transaction, token: Uuid, tx_id: &str) -> Moved {
-    claimed.bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", Timestamp::now(), &timings()).unwrap()
+    claimed
+        .bind(
+            token,
+            &RelayerTxId(tx_id.into()),
+            Some("0xf"),
+            "test",
+            Timestamp::from(std::time::SystemTime::now()),
+            &timings(),
+        )
+        .unwrap()
 }
 
 /// A database of its own on the real server; dropped with this value.

@@ -185,7 +185,7 @@ async fn one_bad_row_does_not_fail_its_batch() {
 
 /// A row that is stored and claimed, and the move that would bind it to that record.
 async fn about_to_be_bound(store: &MySqlStore, tx_id: &str) -> (Transaction, Moved) {
-    let accepted = row(Timestamp::now().0);
+    let accepted = row(Timestamp::from(std::time::SystemTime::now()).0);
     store.insert(std::slice::from_ref(&accepted)).await.unwrap();
     let (claimed, token) = claim(&accepted);
     store.save(&claimed).await.unwrap();
@@ -234,7 +234,7 @@ async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
     is_stuck(&schema, "INSERT INTO timeline").await;
     let mut webhook = tokio::spawn(async move {
         let tx_id = RelayerTxId("oz-1".into());
-        hearing.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
+        hearing.keep_early_webhook(&tx_id, "{}", Timestamp::from(std::time::SystemTime::now())).await.unwrap();
         hearing.find_bound(&tx_id).await.unwrap()
     });
     tokio::select! {

@@ -67,13 +67,22 @@ impl Broker {
 pub fn new_row(timings: &crate::relay::state::transaction::Timings) -> anyhow::Result<Transaction> {
     let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
         .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
-    Ok(Transaction::accepted(TransactionId::generate(), &request, "bench".to_owned(), Timestamp::now(), timings))
+    Ok(Transaction::accepted(
+        TransactionId::generate(),
+        &request,
+        "bench".to_owned(),
+        Timestamp::from(std::time::SystemTime::now()),
+        timings,
+    ))
 }
 
 /// A message's body as an accept makes it.
 fn message_body() -> anyhow::Result<Vec<u8>> {
     let config = crate::config::Config::from_vars(crate::config::Service::Command, |_| None)?;
-    Ok(TransactionMessage::of(&new_row(&config.relay.timings)?).outgoing().body)
+    Ok({
+        let row = new_row(&config.relay.timings)?;
+        TransactionMessage::of(&row, uuid::Uuid::now_v7(), row.created_at).outgoing().body
+    })
 }
 
 /// How long one look at a way takes before the best is measured.

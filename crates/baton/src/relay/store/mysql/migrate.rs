@@ -66,7 +66,7 @@ async fn run(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
         sqlx::raw_sql(*sql).execute(&mut *connection).await?;
         sqlx::query("INSERT INTO schema_version (version, applied_at) VALUES (?, ?)")
             .bind(u64::try_from(index).unwrap_or(u64::MAX) + 1)
-            .bind(datetime(Timestamp::now()))
+            .bind(datetime(Timestamp::from(std::time::SystemTime::now())))
             .execute(&mut *connection)
             .await?;
     }

@@ -56,7 +56,7 @@ impl SqliteStore {
                 connection.execute_batch(sql)?;
                 connection.execute(
                     "INSERT INTO schema_version (version, applied_at) VALUES (?1, ?2)",
-                    params![index + 1, Timestamp::now().0],
+                    params![index + 1, Timestamp::from(std::time::SystemTime::now()).0],
                 )?;
             }
             Ok(MIGRATIONS.len() - done.min(MIGRATIONS.len()))
