@@ -147,7 +147,7 @@ impl RelayHealth {
         let each = relayers.iter().map(|relayer| {
             json!({
                 "url": relayer.url.0,
-                "status": relayer.passed_over.map_or("ok", |reason| reason.name()),
+                "status": relayer.skipped.map_or("ok", |reason| reason.name()),
                 "healthKnown": relayer.known,
                 "breaker": relayer.breaker,
                 "inFlight": relayer.load,
