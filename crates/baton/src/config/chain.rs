@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use alloy_primitives::Address;
 
-use super::{Secret, Variable, Vars, var};
-use crate::relay::call::parse_address;
+use super::vars::Vars;
+use super::{Secret, Variable, var};
+use crate::evm::parse_address;
 
 /// The chain behind `RPC_URL`.
 #[derive(Debug, Clone)]

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{QueueEngine, Secret, Variable, Vars, var};
+use super::vars::Vars;
+use super::{QueueEngine, Secret, Variable, var};
 
 /// The users lane.
 #[derive(Debug, Clone)]

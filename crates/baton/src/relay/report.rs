@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::transaction::{Clocks, FailedBy, Moved, Progress, RelayerTxId, Status, Step, Transaction, failed, moved};
+pub use crate::config::RelayMode as Mode;
 use crate::timestamp::Timestamp;
 
 /// A relayer's view of one of its transactions, whichever dialect it was told in.
@@ -67,15 +68,6 @@ impl ReportedStatus {
     pub fn is_over(self) -> bool {
         matches!(self, Self::Confirmed | Self::Failed | Self::Canceled | Self::Expired)
     }
-}
-
-/// How the lane ends a success: by webhook (`confirmed`) or by following it (`success`, with the result).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Submit and forget: webhooks bring the end.
-    FireAndForget,
-    /// Submit and follow until final.
-    Confirm,
 }
 
 /// How a report came, which says how old it may be.

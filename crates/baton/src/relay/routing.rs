@@ -9,27 +9,7 @@ use alloy_primitives::U256;
 
 use super::relayer::wire::ListedState;
 use super::transaction::RelayerUrl;
-
-/// The limits of the routing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RoutingSettings {
-    /// How many transactions may be in flight at one relayer.
-    pub in_flight_max: u64,
-    /// Requests a second one relayer is sent; none: no limit.
-    pub rate_per_second: Option<u32>,
-    /// A relayer with less than this is out of funds.
-    pub balance_min: U256,
-    /// Failures in a row that open a breaker.
-    pub breaker_failures: u32,
-    /// How long a breaker stays open the first time; doubles up to `breaker_open_max`.
-    pub breaker_open: Duration,
-    /// The longest a breaker stays open.
-    pub breaker_open_max: Duration,
-    /// How long pending may rise with nothing confirmed before a relayer counts as jammed.
-    pub jam_after: Duration,
-    /// How long a report is believed.
-    pub report_lifetime: Duration,
-}
+pub use crate::config::RoutingSettings;
 
 /// All relayers as this process sees them.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::call::{Call, DirectRequest};
 use super::forward_request::Forward;
+pub use crate::config::Timings as Clocks;
 use crate::timestamp::Timestamp;
 
 /// Our id of a transaction: the one clients know.
@@ -303,42 +304,6 @@ pub struct Transaction {
     pub result: Option<Value>,
     /// When the reconciler should look at it; none once it is final.
     pub check_at: Option<Timestamp>,
-}
-
-/// How long each kind of silence may last before the reconciler looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clocks {
-    /// A pending row that nobody claims.
-    pub pending_check: Duration,
-    /// A claim: how often its owner's pulse is felt.
-    pub claim_check: Duration,
-    /// How long one submission may take, from claim to answer.
-    pub submit_timeout: Duration,
-    /// How long after the claim a submission may still begin; later it is not sent at all.
-    pub send_window: Duration,
-    /// How long a relayer may go on with a request that it has not answered.
-    pub relayer_timeout: Duration,
-    /// A doubtful claim: how soon the relayer is asked, and how often while it does not answer.
-    pub doubt_check: Duration,
-    /// How long a relayer's list must go on not showing it before it counts as absent.
-    pub absence_confirm: Duration,
-    /// A submitted row with no news; doubles with each look, up to `submitted_check_max`.
-    pub submitted_check: Duration,
-    /// The longest pause between two looks at a submitted row.
-    pub submitted_check_max: Duration,
-}
-
-impl Clocks {
-    /// How long a row whose message is sent only after the row was saved may be without one: whoever was to send it may
-    /// have died in between. A second message does no harm.
-    pub fn message_check(&self) -> Duration {
-        self.claim_check
-    }
-
-    /// From a claim to the last moment in which its submission can still take effect.
-    fn longest_submission(&self) -> Duration {
-        self.send_window + self.submit_timeout.max(self.relayer_timeout)
-    }
 }
 
 /// Why nobody knows whether a relayer took a submission.
