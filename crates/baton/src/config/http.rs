@@ -1,7 +1,7 @@
 //! The HTTP server's settings and the API keys.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -9,23 +9,23 @@ use sha2::{Digest, Sha256};
 use super::Service;
 use super::vars::Vars;
 
-/// The HTTP server.
+/// The HTTP server and the clients that it admits.
 #[derive(Debug, Clone)]
 pub struct HttpConfig {
-    /// `HOST` and `PORT`: where to listen.
+    /// `HOST` and `PORT`: the address to listen on.
     pub listen: SocketAddr,
-    /// `RELAY_API_KEY` and `RELAY_API_KEYS`: who may call.
+    /// `RELAY_API_KEY` and `RELAY_API_KEYS`: the keys that clients may send as `X-API-Key`.
     pub api_keys: Vec<ApiKey>,
-    /// `BODY_BYTES_MAX`: the largest request body.
+    /// `BODY_BYTES_MAX`: maximum size of a request body.
     pub body_bytes_max: usize,
-    /// `REQUEST_TIMEOUT_MS`: how long one request may take.
+    /// `REQUEST_TIMEOUT_MS`: maximum duration of one request, from its first byte to the answer.
     pub request_timeout: Duration,
 }
 
-/// One named API key, known by its hash only.
+/// A named API key. Only its hash is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiKey {
-    /// For logs and rows.
+    /// Names the client in logs and rows.
     pub name: String,
     /// SHA-256 of the key.
     pub sha256: [u8; 32],
@@ -36,10 +36,12 @@ const KEY_NAME_LENGTH_MAX: usize = 255;
 
 impl Vars<'_> {
     pub(super) fn http(&mut self, service: Service) -> HttpConfig {
-        let host = self.parsed("HOST", IpAddr::V4(Ipv4Addr::LOCALHOST), "an IP address");
-        let port = self.parsed("PORT", service.port(), "a port number from 0 to 65535");
+        let port = match self.text("PORT") {
+            Some(_) => self.parsed("PORT"),
+            None => service.port(),
+        };
         HttpConfig {
-            listen: SocketAddr::new(host, port),
+            listen: SocketAddr::new(self.parsed("HOST"), port),
             api_keys: self.api_keys(service.has_api()),
             body_bytes_max: self.count("BODY_BYTES_MAX"),
             request_timeout: self.millis("REQUEST_TIMEOUT_MS"),
@@ -52,14 +54,9 @@ impl Vars<'_> {
             keys.push(ApiKey { name: "default".to_owned(), sha256: Sha256::digest(key.as_bytes()).into() });
         }
         for pair in self.list("RELAY_API_KEYS") {
-            let read = pair.split_once(':').and_then(|(name, hash)| {
-                let sha256 = hex::decode(hash.trim()).ok()?.try_into().ok()?;
-                Some(ApiKey { name: name.trim().to_owned(), sha256 })
-                    .filter(|key| (1..=KEY_NAME_LENGTH_MAX).contains(&key.name.chars().count()))
-            });
-            match read {
+            match parse_named_key(&pair) {
                 Some(key) => keys.push(key),
-                // The pair itself is not shown: somebody may have put the key there instead of its hash.
+                // The message does not quote the pair: it may hold the key itself instead of its hash.
                 None => self.problem(
                     "RELAY_API_KEYS",
                     "must be name:hash pairs separated by commas, each name up to 255 characters long and each hash the \
@@ -71,9 +68,16 @@ impl Vars<'_> {
         if names.len() < keys.len() {
             self.problem("RELAY_API_KEYS", "names a key twice (RELAY_API_KEY is named `default`)");
         }
-        if required && keys.is_empty() && self.problems.iter().all(|found| !found.starts_with("RELAY_API_KEYS")) {
+        if required && keys.is_empty() && !self.has_problem("RELAY_API_KEYS") {
             self.problem("RELAY_API_KEY", "is not set: the API needs a key that its clients send as X-API-Key");
         }
         keys
     }
+}
+
+fn parse_named_key(pair: &str) -> Option<ApiKey> {
+    let (name, hash) = pair.split_once(':')?;
+    let name = name.trim().to_owned();
+    let sha256 = hex::decode(hash.trim()).ok()?.try_into().ok()?;
+    (1..=KEY_NAME_LENGTH_MAX).contains(&name.chars().count()).then_some(ApiKey { name, sha256 })
 }

@@ -1,6 +1,8 @@
-//! Passwords, keys and URLs that may hold them.
+//! Keys, passwords, and URLs that may hold them.
 
 use std::fmt;
+
+use reqwest::Url;
 
 /// Text that never appears in a log, an error or a metric: it prints as `***`.
 #[derive(Clone, PartialEq, Eq)]
@@ -15,6 +17,12 @@ impl Secret {
     /// The text itself, for the call that needs it.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+}
+
+impl From<Url> for Secret {
+    fn from(url: Url) -> Self {
+        Self(url.into())
     }
 }
 

@@ -1,24 +1,24 @@
-//! The services that the binary can run as, which differ in what they need from the environment.
+//! The services that the binary can run as. Each requires other variables.
 
-/// Which service is starting: they need different things.
+/// What the process runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
     /// Both lanes, API and consumer, in one process.
     Serve,
-    /// The relay API alone.
+    /// The relay API only.
     RelayApi,
-    /// The relay consumer alone.
+    /// The relay consumer only.
     QueueConsumer,
-    /// The users API alone.
+    /// The users API only.
     UsersApi,
-    /// The users consumer alone.
+    /// The users consumer only.
     UsersConsumer,
-    /// An operator's command on the data: needs no keys.
+    /// An operator command that works on the databases and queues; it needs no API or webhook key.
     Command,
 }
 
 impl Service {
-    /// Whether clients call it.
+    /// Whether it serves an API for clients.
     pub fn has_api(self) -> bool {
         matches!(self, Self::Serve | Self::RelayApi | Self::UsersApi)
     }
@@ -33,12 +33,12 @@ impl Service {
         matches!(self, Self::Serve | Self::UsersApi | Self::UsersConsumer)
     }
 
-    /// Whether it takes messages.
+    /// Whether it consumes messages.
     pub fn consumes(self) -> bool {
         matches!(self, Self::Serve | Self::QueueConsumer | Self::UsersConsumer)
     }
 
-    /// What it is called.
+    /// The subcommand that starts it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Serve => "serve",
@@ -50,7 +50,7 @@ impl Service {
         }
     }
 
-    /// Where it listens unless told otherwise: all of them fit on one machine.
+    /// The default port. They differ, so that all services can run on one machine.
     pub(super) fn port(self) -> u16 {
         match self {
             Self::QueueConsumer => 3001,

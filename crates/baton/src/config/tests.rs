@@ -20,7 +20,7 @@ const GOOD: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn the_least_that_serves() {
+fn four_variables_are_enough_to_serve() {
     let config = read(Service::Serve, &GOOD).unwrap();
     assert_eq!(config.relay.relayers.len(), 2);
     assert_eq!(config.relay.relayers[1].1.expose(), "secret");
@@ -30,7 +30,7 @@ fn the_least_that_serves() {
 }
 
 #[test]
-fn nothing_set_names_everything_that_is_missing() {
+fn every_missing_variable_is_named() {
     let ConfigError(problems) = read(Service::Serve, &[]).unwrap_err();
     for name in ["RELAY_API_KEY", "OZ_RELAYER_URLS", "OZ_RELAYER_API_KEY", "WEBHOOK_SIGNING_KEY"] {
         assert!(problems.iter().any(|found| found.starts_with(name)), "{name} in {problems:?}");
@@ -65,9 +65,9 @@ fn every_bad_variable_is_named_at_once() {
     assert_eq!(problems.len(), bad.len(), "{problems:?}");
 }
 
-/// A store would refuse them with every transaction, for ever.
+/// Otherwise the store would refuse every transaction.
 #[test]
-fn what_no_store_could_keep_is_refused_at_the_start() {
+fn names_and_urls_too_long_for_a_store_are_refused() {
     let long = "a".repeat(1000);
     let (urls, pair) = (format!("http://a/{long}"), format!("{long}:{}", "0".repeat(64)));
     for (name, value) in [("OZ_RELAYER_URLS", urls), ("RELAY_API_KEYS", pair)] {
@@ -79,26 +79,26 @@ fn what_no_store_could_keep_is_refused_at_the_start() {
 }
 
 #[test]
-fn an_engine_is_chosen_by_its_url_alone_and_needs_the_rest_of_it() {
+fn a_url_chooses_its_engine_and_requires_the_rest_of_its_settings() {
     let with = |more: &[(&'static str, &'static str)]| {
         let mut vars = GOOD.to_vec();
         vars.extend(more);
         read(Service::Serve, &vars)
     };
     let embedded = with(&[("RABBITMQ_URL", "amqp://h")]).unwrap();
-    assert!(matches!(embedded.engine.relay_queue, QueueEngine::Embedded), "the users lane may use it alone");
+    assert!(matches!(embedded.engine.relay_queue, QueueEngine::Embedded), "RABBITMQ_URL moves only the users lane");
     assert_eq!(embedded.relay.queue_lease, Duration::from_secs(20));
     let missing = with(&[("SQS_QUEUE_URL", "http://h/0/q"), ("SQS_ENDPOINT_URL", "http://h")]).unwrap_err().0;
     for name in ["SQS_DLQ_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
         assert!(missing.iter().any(|found| found.starts_with(name)), "{name} in {missing:?}");
     }
     let sqs = with(&[("SQS_QUEUE_URL", "https://h/0/q"), ("SQS_DLQ_URL", "https://h/0/d")]).unwrap();
-    assert!(matches!(&sqs.engine.relay_queue, QueueEngine::Sqs(sqs) if sqs.endpoint.is_none()), "instance role");
+    assert!(matches!(&sqs.engine.relay_queue, QueueEngine::Sqs(sqs) if sqs.endpoint.is_none()), "the default credential chain");
     assert_eq!(sqs.relay.queue_lease, Duration::from_secs(60));
     assert_eq!(sqs.relay.dead_letters_every, Duration::from_secs(60));
     assert_eq!(embedded.relay.dead_letters_every, Duration::from_secs(5));
     let rabbitmq = with(&[("RELAY_QUEUE", "rabbitmq"), ("RABBITMQ_URL", "amqp://u:secret@h")]).unwrap();
-    assert!(!format!("{rabbitmq:?}").contains("secret@"), "passwords are not shown");
+    assert!(!format!("{rabbitmq:?}").contains("secret@"), "passwords do not print");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn contradictions_are_refused() {
     };
     assert!(with("OZ_RELAYER_API_KEY", "a,b,c")[0].contains("3 keys for 2 URLs"));
     assert!(with("OZ_RELAYER_URLS", "http://a:1,http://a:1")[0].contains("twice"));
-    assert!(with("OZ_RELAYER_URLS", "ftp://a")[0].contains("no http"));
+    assert!(with("OZ_RELAYER_URLS", "ftp://a")[0].contains("not an http"));
     assert!(with("OZ_RELAYER_URLS", "http://me:secret@a:1")[0].contains("user or password"));
     assert!(with("WEBHOOK_SIGNING_KEY", "short")[0].contains("too short"));
 }
@@ -125,30 +125,54 @@ fn named_keys_are_read_by_hash() {
     assert_eq!(keys.iter().map(|key| key.name.as_str()).collect::<Vec<_>>(), ["default", "team-a"]);
 }
 
+/// Each secret variable gets a value with a marker that must not reach any log.
 #[test]
 fn secrets_do_not_print() {
-    let config = read(Service::Serve, &GOOD).unwrap();
-    let printed = format!("{config:?}");
-    assert!(!printed.contains("secret") && !printed.contains("0123456789abcdef"));
+    const MARKER: &str = "s3cret-marker-of-more-than-32-characters";
+    let value = |variable: &Variable| match variable.kind {
+        Kind::Url(schemes) => format!("{}://user:{MARKER}@host/name", schemes[0]),
+        _ => MARKER.to_owned(),
+    };
+    let config = Config::from_vars(Service::Serve, |name| match name {
+        "OZ_RELAYER_URLS" | "SQS_QUEUE_URL" | "SQS_DLQ_URL" | "SQS_ENDPOINT_URL" => Some("http://a:1".to_owned()),
+        "AWS_ACCESS_KEY_ID" => Some("id".to_owned()),
+        _ => table::variables().find(|variable| variable.secret && variable.name == name).map(value),
+    });
+    let config = config.unwrap();
+    assert!(config.users.database_url.as_ref().is_some_and(|url| url.expose().contains(MARKER)));
+    assert!(!format!("{config:?}").contains(MARKER));
 }
 
 #[test]
-fn the_example_and_the_documentation_list_every_variable() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let example = std::fs::read_to_string(format!("{root}/.env.example")).unwrap();
-    let page = std::fs::read_to_string(format!("{root}/docs/operations/configuration.md")).unwrap();
-    for variable in variables() {
-        let in_example = example
-            .lines()
-            .any(|line| line.trim_start_matches("# ").starts_with(&format!("{}={}", variable.name, variable.default)));
-        assert!(in_example, ".env.example lacks {}={}", variable.name, variable.default);
-        let row =
-            format!("| `{}` | {} |", variable.name, if variable.default.is_empty() { "-" } else { variable.default });
-        assert!(page.contains(&row), "configuration.md lacks {row}");
+fn the_table_names_each_variable_once_and_no_removed_one() {
+    let names: Vec<_> = table::variables().map(|variable| variable.name).collect();
+    for (index, name) in names.iter().enumerate() {
+        assert!(!names[..index].contains(name), "{name} is in the table twice");
+        assert!(table::REMOVED.iter().all(|(removed, _)| removed != name), "{name} is removed and in the table");
     }
-    let known: Vec<_> = variables().map(|variable| variable.name).collect();
-    for line in example.lines().filter(|line| line.contains('=')) {
-        let name = line.trim_start_matches("# ").split('=').next().unwrap();
-        assert!(known.contains(&name), ".env.example has the unknown {name}");
+    for variable in table::variables() {
+        assert!(!variable.about.ends_with('.') && !variable.about.contains('|'), "{}", variable.name);
+    }
+}
+
+/// A default that its own variable would refuse differs from what the documentation promises.
+#[test]
+fn every_default_is_valid_when_set() {
+    let config = |lookup: &dyn Fn(&str) -> Option<String>| Config::from_vars(Service::Command, lookup);
+    let with = |variable: &Variable| {
+        let (name, default) = (variable.name, variable.default.to_owned());
+        // FORWARDER_NAME alone is incomplete.
+        let rest = [
+            ("FORWARDER_ADDRESS", "0x5FbDB2315678afecb367f032d93F642f64180aa3"),
+            ("CHAIN_ID", "1"),
+            ("RPC_URL", "http://h"),
+        ];
+        config(&move |asked| {
+            let rest = rest.iter().find(|(known, _)| *known == asked).map(|(_, value)| (*value).to_owned());
+            (asked == name && !default.is_empty()).then(|| default.clone()).or(rest)
+        })
+    };
+    for variable in table::variables() {
+        assert!(with(variable).is_ok(), "{}: {:?}", variable.name, with(variable).err());
     }
 }
