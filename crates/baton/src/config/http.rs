@@ -16,7 +16,7 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
     /// `RELAY_API_KEY` and `RELAY_API_KEYS`: the keys that clients may send as `X-API-Key`.
     pub api_keys: Vec<ApiKey>,
-    /// `BODY_BYTES_MAX`: maximum size of a request body.
+    /// Maximum size of a request body.
     pub body_bytes_max: usize,
     /// `REQUEST_TIMEOUT_MS`: maximum duration of one request, from its first byte to the answer.
     pub request_timeout: Duration,
@@ -31,6 +31,10 @@ pub struct ApiKey {
     pub sha256: [u8; 32],
 }
 
+/// Maximum size of a request body. Nodes accept transactions of up to 128 KiB, which are twice as long in hex, so a
+/// larger body could not be executed.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+
 /// The longest name of an API key that every store can keep with a transaction.
 const KEY_NAME_LENGTH_MAX: usize = 255;
 
@@ -43,7 +47,7 @@ impl Vars<'_> {
         HttpConfig {
             listen: SocketAddr::new(self.parsed("HOST"), port),
             api_keys: self.api_keys(service.has_api()),
-            body_bytes_max: self.count("BODY_BYTES_MAX"),
+            body_bytes_max: BODY_BYTES_MAX,
             request_timeout: self.millis("REQUEST_TIMEOUT_MS"),
         }
     }

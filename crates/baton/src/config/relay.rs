@@ -27,7 +27,7 @@ pub struct RelayConfig {
     pub attempts_max: u32,
     /// `RETRY_FIRST_DELAY_MS`: delay after the first failed attempt; doubles with each.
     pub retry_first_delay: Duration,
-    /// `RETRY_DELAY_MAX_MS`: longest delay between two attempts.
+    /// Longest delay between two attempts.
     pub retry_delay_max: Duration,
     /// `AUTO_REPLAY_DELAY_MS`: delay before the automatic replay that `retryOnFailure` requests.
     pub auto_replay_delay: Duration,
@@ -39,7 +39,7 @@ pub struct RelayConfig {
     pub queue_receives_max: u32,
     /// `RELAYER_HEALTH_INTERVAL_MS`: interval between two health checks of a relayer.
     pub health_interval: Duration,
-    /// `RELAYER_HEALTH_TIMEOUT_MS`: timeout of one health check.
+    /// Timeout of one health check.
     pub health_timeout: Duration,
     /// `RELAYER_CLOCK_SKEW_MS`: allowed difference between our clock and a relayer's.
     pub relayer_clock_skew: Duration,
@@ -47,7 +47,7 @@ pub struct RelayConfig {
     pub relayer_retention: Duration,
     /// `RECONCILE_INTERVAL_MS`: interval between two sweeps of the reconciler.
     pub reconcile_interval: Duration,
-    /// `RECONCILE_DEAD_LETTERS_MS`: interval between two checks of the dead letters.
+    /// Interval between two checks of the dead letters.
     pub dead_letters_every: Duration,
     /// When a transaction is checked next (`RECONCILE_*`), and the limits of one submission (`RELAYER_*_TIMEOUT_MS`).
     pub clocks: Timings,
@@ -75,6 +75,24 @@ const WEBHOOK_KEY_LENGTH_MIN: usize = 32;
 /// The lease on SQS and RabbitMQ: existing queues there have this visibility or delivery timeout.
 const SERVER_QUEUE_LEASE: Duration = Duration::from_secs(60);
 
+/// Longest delay between two attempts. The default of three attempts never reaches it.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(60);
+
+/// Timeout of one health check: the time that the specification gives a relayer. A slower one is not fit for work.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Interval between two checks of the dead letters.
+const DEAD_LETTERS_EVERY: Duration = Duration::from_secs(5);
+
+/// The same on SQS, where reading dead letters hides them from operators for a while and costs a request.
+const SQS_DEAD_LETTERS_EVERY: Duration = Duration::from_secs(60);
+
+/// Longest pause between two lookups of a submitted transaction: it bounds how late a lost webhook is noticed.
+const SUBMITTED_CHECK_MAX: Duration = Duration::from_secs(300);
+
+/// Longest time that a circuit breaker stays open: it bounds how late a recovered relayer is used again.
+const BREAKER_OPEN_MAX: Duration = Duration::from_secs(60);
+
 /// Upper bound of the send window: late enough for a slow store, early enough to leave time for the answer.
 const SEND_WINDOW_MAX: Duration = Duration::from_secs(5);
 
@@ -87,12 +105,11 @@ impl Vars<'_> {
             (None, QueueEngine::Sqs(_) | QueueEngine::RabbitMq { .. }) => SERVER_QUEUE_LEASE,
             _ => self.millis("QUEUE_LEASE_MS"),
         };
-        // On SQS, reading dead letters hides them from operators meanwhile, so it happens less often.
-        let dead_letters_every = match (self.text("RECONCILE_DEAD_LETTERS_MS"), queue) {
-            (None, QueueEngine::Sqs(_)) => Duration::from_secs(60),
-            _ => self.millis("RECONCILE_DEAD_LETTERS_MS"),
+        let dead_letters_every = match queue {
+            QueueEngine::Sqs(_) => SQS_DEAD_LETTERS_EVERY,
+            QueueEngine::Embedded | QueueEngine::RabbitMq { .. } => DEAD_LETTERS_EVERY,
         };
-        let config = RelayConfig {
+        RelayConfig {
             relayers: self.relayers(service.has_relay()),
             webhook_key: self.webhook_key(service.has_api() && service.has_relay()),
             mode: match self.choice("RELAY_MODE") {
@@ -104,13 +121,13 @@ impl Vars<'_> {
             consumer_dead_after: self.millis("CONSUMER_DEAD_AFTER_MS"),
             attempts_max: self.count("MAX_ATTEMPTS"),
             retry_first_delay: self.millis("RETRY_FIRST_DELAY_MS"),
-            retry_delay_max: self.millis("RETRY_DELAY_MAX_MS"),
+            retry_delay_max: RETRY_DELAY_MAX,
             auto_replay_delay: self.millis("AUTO_REPLAY_DELAY_MS"),
             queue_lease,
             queue_retention: self.millis("QUEUE_RETENTION_MS"),
             queue_receives_max: self.count("QUEUE_MAX_RECEIVES"),
             health_interval: self.millis("RELAYER_HEALTH_INTERVAL_MS"),
-            health_timeout: self.millis("RELAYER_HEALTH_TIMEOUT_MS"),
+            health_timeout: HEALTH_TIMEOUT,
             relayer_clock_skew: self.millis("RELAYER_CLOCK_SKEW_MS"),
             relayer_retention: self.millis("RELAYER_RETENTION_MS"),
             reconcile_interval: self.millis("RECONCILE_INTERVAL_MS"),
@@ -118,15 +135,12 @@ impl Vars<'_> {
             clocks: self.timings(),
             routing: self.routing(),
             chain: self.chain(),
-        };
-        if config.retry_first_delay > config.retry_delay_max {
-            self.problem("RETRY_DELAY_MAX_MS", "is less than RETRY_FIRST_DELAY_MS");
         }
-        config
     }
 
     fn timings(&mut self) -> Timings {
         let submit_timeout = self.millis("RELAYER_SUBMIT_TIMEOUT_MS");
+        let submitted_check = self.millis("RECONCILE_SUBMITTED_MS");
         Timings {
             pending_check: self.millis("RECONCILE_PENDING_MS"),
             claim_check: self.millis("CONSUMER_DEAD_AFTER_MS"),
@@ -135,26 +149,23 @@ impl Vars<'_> {
             relayer_timeout: self.millis("RELAYER_HANDLER_TIMEOUT_MS"),
             doubt_check: self.millis("RECONCILE_UNKNOWN_MS"),
             absence_confirm: self.millis("RECONCILE_ABSENT_MS"),
-            submitted_check: self.millis("RECONCILE_SUBMITTED_MS"),
-            submitted_check_max: self.millis("RECONCILE_SUBMITTED_MAX_MS"),
+            submitted_check,
+            submitted_check_max: SUBMITTED_CHECK_MAX.max(submitted_check),
         }
     }
 
     fn routing(&mut self) -> RoutingSettings {
-        let settings = RoutingSettings {
+        let breaker_open = self.millis("BREAKER_OPEN_MS");
+        RoutingSettings {
             in_flight_max: self.count("RELAYER_MAX_IN_FLIGHT"),
             rate_per_second: Some(self.parsed("RELAYER_RATE_PER_SECOND")).filter(|rate| *rate > 0),
             balance_min: self.read("RELAYER_MIN_BALANCE_WEI", parse_amount),
             breaker_failures: self.count("BREAKER_FAILURES"),
-            breaker_open: self.millis("BREAKER_OPEN_MS"),
-            breaker_open_max: self.millis("BREAKER_OPEN_MAX_MS"),
+            breaker_open,
+            breaker_open_max: BREAKER_OPEN_MAX.max(breaker_open),
             jam_after: self.millis("RELAYER_JAM_AFTER_MS"),
             report_lifetime: self.millis("RELAYER_HEALTH_INTERVAL_MS") * REPORT_LIFETIME_INTERVALS,
-        };
-        if settings.breaker_open > settings.breaker_open_max {
-            self.problem("BREAKER_OPEN_MAX_MS", "is less than BREAKER_OPEN_MS");
         }
-        settings
     }
 
     fn relayers(&mut self, required: bool) -> Vec<(Url, Secret)> {

@@ -31,7 +31,16 @@ pub(super) fn variable(name: &str) -> &'static Variable {
 }
 
 /// Variables of earlier versions that are no longer read, each with what applies instead.
-pub const REMOVED: &[(&str, &str)] = &[];
+pub const REMOVED: &[(&str, &str)] = &[
+    ("BODY_BYTES_MAX", "a request body has at most 262144 bytes"),
+    ("RETRY_DELAY_MAX_MS", "the delay between two attempts doubles up to 60 s"),
+    ("RELAYER_HEALTH_TIMEOUT_MS", "a health check of a relayer times out after 500 ms"),
+    ("BREAKER_OPEN_MAX_MS", "a circuit breaker stays open for at most 60 s"),
+    ("RECONCILE_SUBMITTED_MAX_MS", "lookups double from RECONCILE_SUBMITTED_MS up to 5 minutes"),
+    ("RECONCILE_DEAD_LETTERS_MS", "dead letters are checked every 5 s, on SQS every 60 s"),
+    ("USERS_DATABASE_CONNECTIONS", "a process opens up to USERS_BATCH_CONCURRENCY + 2 connections"),
+    ("USERS_DLQ_PAUSE_MAX_MS", "while the database fails, dead letters are checked at least once a minute"),
+];
 
 const HTTP: Kind = Url(&["http", "https"]);
 const QUEUES: Kind = Choice(&["embedded", "sqs", "rabbitmq"]);
@@ -55,7 +64,6 @@ pub const SECTIONS: &[Section] = &[
                 .required()
                 .secret(),
             var("RELAY_API_KEYS", List, "", Apis, "Named API keys as name:sha256hex pairs, separated by commas"),
-            var("BODY_BYTES_MAX", Count, "262144", All, "Maximum size of a request body, in bytes"),
             var("REQUEST_TIMEOUT_MS", Millis, "30000", All, "Maximum duration of one HTTP request"),
         ],
     },
@@ -229,7 +237,6 @@ pub const SECTIONS: &[Section] = &[
                 "Delay after the first failed attempt; doubles with each",
             )
             .hidden(),
-            var("RETRY_DELAY_MAX_MS", Millis, "60000", RelayConsumer, "Longest delay between two attempts").hidden(),
             var(
                 "AUTO_REPLAY_DELAY_MS",
                 Millis,
@@ -316,7 +323,6 @@ pub const SECTIONS: &[Section] = &[
                 "Interval between two health checks of a relayer",
             )
             .hidden(),
-            var("RELAYER_HEALTH_TIMEOUT_MS", Millis, "500", Relay, "Timeout of one health check").hidden(),
             var(
                 "RELAYER_CLOCK_SKEW_MS",
                 Millis,
@@ -329,7 +335,6 @@ pub const SECTIONS: &[Section] = &[
                 .hidden(),
             var("BREAKER_OPEN_MS", Millis, "5000", Relay, "How long a breaker stays open the first time; doubles")
                 .hidden(),
-            var("BREAKER_OPEN_MAX_MS", Millis, "60000", Relay, "Longest time a breaker stays open").hidden(),
         ],
     },
     Section {
@@ -350,17 +355,7 @@ pub const SECTIONS: &[Section] = &[
                 Relay,
                 "Age at which a submitted transaction without a webhook is looked up at its relayer; doubles up to 5 minutes",
             ),
-            var("RECONCILE_SUBMITTED_MAX_MS", Millis, "300000", Relay, "Longest pause between two such lookups")
-                .hidden(),
             var("RECONCILE_INTERVAL_MS", Millis, "1000", RelayConsumer, "Interval between two sweeps").hidden(),
-            var(
-                "RECONCILE_DEAD_LETTERS_MS",
-                Millis,
-                "5000",
-                RelayConsumer,
-                "Interval between two checks of the dead letters (SQS: 60000)",
-            )
-            .hidden(),
             var(
                 "RECONCILE_UNKNOWN_MS",
                 Millis,
@@ -391,14 +386,6 @@ pub const SECTIONS: &[Section] = &[
                 "Users store, postgres://user:password@host:port/database; unset: embedded",
             )
             .secret(),
-            var(
-                "USERS_DATABASE_CONNECTIONS",
-                Count,
-                "4",
-                Users,
-                "Maximum connections of one process to USERS_DATABASE_URL",
-            )
-            .hidden(),
             var("USERS_DATABASE_TIMEOUT_MS", Millis, "10000", Users, "Timeout of one call to USERS_DATABASE_URL")
                 .hidden(),
             var(
@@ -442,14 +429,6 @@ pub const SECTIONS: &[Section] = &[
                 "5000",
                 UsersConsumer,
                 "Interval between two checks of the dead letters",
-            )
-            .hidden(),
-            var(
-                "USERS_DLQ_PAUSE_MAX_MS",
-                Millis,
-                "60000",
-                UsersConsumer,
-                "Longest pause between two checks while the database fails",
             )
             .hidden(),
         ],

@@ -55,7 +55,7 @@ fn every_bad_variable_is_named_at_once() {
         ("RELAY_QUEUE", "carrier-pigeon"),
         ("QUEUE_AUTO_CREATE", "perhaps"),
         ("RELAY_API_KEYS", "nohash"),
-        ("BREAKER_OPEN_MAX_MS", "1"),
+        ("RECONCILE_PENDING_MS", "0"),
     ];
     vars.extend(bad);
     let ConfigError(problems) = read(Service::Serve, &vars).unwrap_err();
@@ -93,7 +93,10 @@ fn a_url_chooses_its_engine_and_requires_the_rest_of_its_settings() {
         assert!(missing.iter().any(|found| found.starts_with(name)), "{name} in {missing:?}");
     }
     let sqs = with(&[("SQS_QUEUE_URL", "https://h/0/q"), ("SQS_DLQ_URL", "https://h/0/d")]).unwrap();
-    assert!(matches!(&sqs.engine.relay_queue, QueueEngine::Sqs(sqs) if sqs.endpoint.is_none()), "the default credential chain");
+    assert!(
+        matches!(&sqs.engine.relay_queue, QueueEngine::Sqs(sqs) if sqs.endpoint.is_none()),
+        "the default credential chain"
+    );
     assert_eq!(sqs.relay.queue_lease, Duration::from_secs(60));
     assert_eq!(sqs.relay.dead_letters_every, Duration::from_secs(60));
     assert_eq!(embedded.relay.dead_letters_every, Duration::from_secs(5));
@@ -175,4 +178,16 @@ fn every_default_is_valid_when_set() {
     for variable in table::variables() {
         assert!(with(variable).is_ok(), "{}: {:?}", variable.name, with(variable).err());
     }
+}
+
+#[test]
+fn a_removed_variable_that_is_still_set_is_a_warning() {
+    let mut vars = GOOD.to_vec();
+    vars.push(("BREAKER_OPEN_MAX_MS", "120000"));
+    let warnings = read(Service::Serve, &vars).unwrap().warnings;
+    assert_eq!(
+        warnings,
+        ["BREAKER_OPEN_MAX_MS is set but no longer read: a circuit breaker stays open for at most 60 s"]
+    );
+    assert!(read(Service::Serve, &GOOD).unwrap().warnings.is_empty());
 }

@@ -11,7 +11,7 @@ use super::{QueueEngine, Secret};
 pub struct UsersConfig {
     /// `USERS_DATABASE_URL`: the store on PostgreSQL; `None`: embedded.
     pub database_url: Option<Secret>,
-    /// `USERS_DATABASE_CONNECTIONS`: maximum connections of this process to it.
+    /// Maximum connections of this process to it: `USERS_BATCH_CONCURRENCY` and two more.
     pub database_connections: usize,
     /// `USERS_DATABASE_TIMEOUT_MS`: timeout of one call to it.
     pub database_timeout: Duration,
@@ -33,17 +33,25 @@ pub struct UsersConfig {
     pub dlq_consumer: bool,
     /// `USERS_DLQ_INTERVAL_MS`: interval between two checks of the dead letters.
     pub dlq_interval: Duration,
-    /// `USERS_DLQ_PAUSE_MAX_MS`: longest pause between two checks while the database fails.
+    /// Longest pause between two checks while the database fails.
     pub dlq_pause_max: Duration,
     /// `CONSUMER_DRAIN_TIMEOUT_MS`: how long a stopping consumer may finish the messages in hand.
     pub drain_timeout: Duration,
 }
 
+/// Connections beside one per concurrent batch: for reads by the API and for the dead letters.
+const DATABASE_CONNECTIONS_SPARE: usize = 2;
+
+/// The pause between two checks of the dead letters grows to this many intervals while the database fails: 1 minute.
+const DLQ_PAUSE_INTERVALS: u32 = 12;
+
 impl Vars<'_> {
     pub(super) fn users(&mut self) -> UsersConfig {
-        let config = UsersConfig {
+        let batchers = self.count("USERS_BATCH_CONCURRENCY");
+        let dlq_interval = self.millis("USERS_DLQ_INTERVAL_MS");
+        UsersConfig {
             database_url: self.url("USERS_DATABASE_URL").map(Secret::from),
-            database_connections: self.count("USERS_DATABASE_CONNECTIONS"),
+            database_connections: batchers + DATABASE_CONNECTIONS_SPARE,
             database_timeout: self.millis("USERS_DATABASE_TIMEOUT_MS"),
             queue: self.queue(&QueueVariables {
                 choice: "USERS_QUEUE",
@@ -57,15 +65,11 @@ impl Vars<'_> {
             batch_size: self.count("USERS_BATCH_SIZE"),
             batch_timeout: self.millis("USERS_BATCH_TIMEOUT_MS"),
             processors: self.count("USERS_PROC_CONCURRENCY"),
-            batchers: self.count("USERS_BATCH_CONCURRENCY"),
+            batchers,
             dlq_consumer: self.parsed("USERS_DLQ_CONSUMER"),
-            dlq_interval: self.millis("USERS_DLQ_INTERVAL_MS"),
-            dlq_pause_max: self.millis("USERS_DLQ_PAUSE_MAX_MS"),
+            dlq_interval,
+            dlq_pause_max: dlq_interval * DLQ_PAUSE_INTERVALS,
             drain_timeout: self.millis("CONSUMER_DRAIN_TIMEOUT_MS"),
-        };
-        if config.dlq_interval > config.dlq_pause_max {
-            self.problem("USERS_DLQ_PAUSE_MAX_MS", "is less than USERS_DLQ_INTERVAL_MS");
         }
-        config
     }
 }
