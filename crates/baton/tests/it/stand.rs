@@ -52,7 +52,6 @@ impl Plan {
             ("CONSUMER_DEAD_AFTER_MS", "2000"),
             ("BREAKER_OPEN_MS", "500"),
             ("RETRY_FIRST_DELAY_MS", "50"),
-            ("RETRY_DELAY_MAX_MS", "200"),
             ("AUTO_REPLAY_DELAY_MS", "300"),
         ];
         Self {

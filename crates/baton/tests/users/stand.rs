@@ -48,7 +48,6 @@ impl Plan {
             ("USERS_BATCH_TIMEOUT_MS", "50"),
             ("RETRY_TTL_MS", "300"),
             ("USERS_DLQ_INTERVAL_MS", "200"),
-            ("USERS_DLQ_PAUSE_MAX_MS", "1000"),
             ("USERS_DATABASE_TIMEOUT_MS", "3000"),
             ("REQUEST_TIMEOUT_MS", "6000"),
         ];

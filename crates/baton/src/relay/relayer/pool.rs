@@ -11,7 +11,8 @@ use tracing::{info, warn};
 use super::client::{RelayerClient, describe};
 use super::wire::ListedState;
 use crate::clock::Clock;
-use crate::relay::relayer::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, RoutingSettings, Sent};
+use crate::config::RoutingSettings;
+use crate::relay::relayer::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, Sent};
 use crate::relay::state::transaction::RelayerUrl;
 
 /// The configured relayers and what this process knows of them.

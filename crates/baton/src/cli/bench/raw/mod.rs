@@ -64,7 +64,7 @@ impl Broker {
 }
 
 /// A row as an accept makes it.
-pub fn new_row(timings: &crate::relay::state::transaction::Timings) -> anyhow::Result<Transaction> {
+pub fn new_row(timings: &crate::config::Timings) -> anyhow::Result<Transaction> {
     let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
         .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
     Ok(Transaction::accepted(

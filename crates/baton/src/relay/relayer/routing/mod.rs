@@ -11,29 +11,9 @@ use std::time::{Duration, Instant};
 use alloy_primitives::U256;
 
 use self::relayer_state::{Breaker, Bucket, Health, Jam, Relayer};
+use crate::config::RoutingSettings;
 use crate::relay::relayer::wire::ListedState;
 use crate::relay::state::transaction::RelayerUrl;
-
-/// Limits and thresholds of the routing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RoutingSettings {
-    /// Maximum transactions in flight at one relayer.
-    pub in_flight_max: u64,
-    /// Maximum requests per second to one relayer; none means no limit.
-    pub rate_per_second: Option<u32>,
-    /// A relayer with a lower balance counts as out of funds.
-    pub balance_min: U256,
-    /// Consecutive failures that open a breaker.
-    pub breaker_failures: u32,
-    /// How long a breaker stays open the first time; doubles up to `breaker_open_max`.
-    pub breaker_open: Duration,
-    /// Maximum time that a breaker stays open.
-    pub breaker_open_max: Duration,
-    /// How long pending may rise with nothing confirmed before a relayer counts as jammed.
-    pub jam_after: Duration,
-    /// How long a health report is valid.
-    pub report_lifetime: Duration,
-}
 
 /// All relayers as this process sees them.
 #[derive(Debug)]

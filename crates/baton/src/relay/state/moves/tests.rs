@@ -7,7 +7,8 @@ use alloy_primitives::U256;
 use serde_json::json;
 
 use super::*;
-use crate::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
+use crate::config::RelayMode;
+use crate::relay::state::report::{Report, ReportedStatus, Source, Verdict};
 
 const CLOCKS: Timings = Timings {
     pending_check: Duration::from_secs(600),
@@ -155,10 +156,10 @@ fn moves() -> Vec<Move> {
         report(ReportedStatus::Unknown, false, "", ""),
     ];
     let ways = [
-        (Mode::FireAndForget, Source::Webhook),
-        (Mode::FireAndForget, Source::Asked),
-        (Mode::Confirm, Source::Webhook),
-        (Mode::Confirm, Source::Asked),
+        (RelayMode::FireAndForget, Source::Webhook),
+        (RelayMode::FireAndForget, Source::Asked),
+        (RelayMode::Confirm, Source::Webhook),
+        (RelayMode::Confirm, Source::Asked),
     ];
     for (mode, source) in ways {
         for said in reports.clone() {
@@ -408,7 +409,9 @@ fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
 fn only_what_has_ended_on_the_chain_has_a_block_to_be_asked_for() {
     let word = |row: &Transaction, status, signed, reason| {
         let said = report(status, signed, reason, "0x01");
-        verdict(row.report(&said, Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS)).unwrap().transaction
+        verdict(row.report(&said, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &CLOCKS))
+            .unwrap()
+            .transaction
     };
     let bind =
         |row: &Transaction| row.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(1), &CLOCKS);
