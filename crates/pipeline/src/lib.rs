@@ -51,12 +51,11 @@
 //! under it ([`sqlite`]); with `sqs` and `rabbitmq`, queues on those; with `testing`, the suite that every backend
 //! passes ([`testing`]).
 
-mod batch;
 mod handler;
 mod message;
-mod pipeline;
 pub mod queue;
 mod retry;
+mod run;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(feature = "testing")]
@@ -64,8 +63,8 @@ pub mod testing;
 
 pub use handler::{BatchHandler, Handler, Outcome};
 pub use message::{Attributes, DeadLetter, Message, MessageId, Outgoing, Receipt};
-pub use pipeline::{BatchOptions, Pipeline, PipelineOptions, Summary};
 pub use queue::{BoxError, Capabilities, Depth, Queue, QueueError, QueueOptions};
 pub use retry::RetryPolicy;
+pub use run::{BatchOptions, Pipeline, PipelineOptions, Summary};
 /// What stops a pipeline; from `tokio-util`.
 pub use tokio_util::sync::CancellationToken;

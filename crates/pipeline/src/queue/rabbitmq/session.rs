@@ -16,9 +16,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::delay::DelayQueue;
+use super::delay_queue::DelayQueue;
 use super::publisher::{self, Publish};
-use super::{Connected, Shared, intake, lock};
+use super::{Connected, Shared, consume, lock};
 use crate::queue::BoxError;
 
 /// The first pause before connecting again; it doubles up to the longest.
@@ -99,7 +99,7 @@ async fn run(shared: &Arc<Shared>, session: Session, channels: Channels) {
     // A task of its own: publishing and consuming are each worth a core.
     let publisher = shared.tasks.spawn(publisher);
     let intake = async {
-        if let Err(error) = intake::run(shared, &channels.consume, &ended).await {
+        if let Err(error) = consume::run(shared, &channels.consume, &ended).await {
             warn!(queue = shared.name(), error = &error as &dyn std::error::Error, "consuming ended");
         }
         ended.cancel();

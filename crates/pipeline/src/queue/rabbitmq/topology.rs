@@ -6,7 +6,7 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, ExchangeKind};
 
-use super::delay::DelayQueue;
+use super::delay_queue::DelayQueue;
 
 /// RabbitMQ 4 would drop a message that came back twenty times; we count and bury ourselves.
 const DELIVERIES_MAX: i64 = i32::MAX as i64;

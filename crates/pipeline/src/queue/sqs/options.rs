@@ -8,7 +8,7 @@ use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Credentials, Region};
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 
-use super::calls::Fault;
+use super::requests::Fault;
 use super::wire;
 use crate::queue::QueueError;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aws_sdk_sqs::types::QueueAttributeName as Name;
 
-use super::calls::{Calls, Fault};
+use super::requests::{Calls, Fault};
 use super::wire::whole_seconds;
 use super::{SqsOpenError, SqsOptions};
 use crate::queue::QueueOptions;

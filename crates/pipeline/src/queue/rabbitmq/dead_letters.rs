@@ -14,8 +14,8 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use tokio::time::Instant;
 
-use super::envelope::{Burial, Envelope};
 use super::session::Session;
+use super::wire::{Burial, Envelope};
 
 /// How many dead letters one call reads at most; those behind them are reached when these are gone.
 pub const DEAD_LETTERS_READ_MAX: usize = 10_000;

@@ -10,11 +10,11 @@
 //!
 //! SQS counts in whole seconds: leases and delays round up.
 
-mod calls;
-mod dead;
+mod dead_letters;
 mod leases;
 mod options;
-mod outbox;
+mod requests;
+mod send_batcher;
 mod setup;
 mod wire;
 
@@ -30,11 +30,11 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use self::calls::{BATCH_MAX, Calls, Fault};
-use self::dead::{Letter, Letters};
+use self::dead_letters::{Letter, Letters};
 use self::leases::{Lease, Leases};
 pub use self::options::{SqsAccess, SqsOpenError, SqsOptions};
-use self::outbox::Outbox;
+use self::requests::{BATCH_MAX, Calls, Fault};
+use self::send_batcher::Outbox;
 use self::wire::{Burial, Content, Delivery, whole_seconds};
 use super::{Capabilities, Depth, Queue, QueueError, QueueOptions};
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};

@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::envelope::{Burial, Envelope, earlier_deliveries};
 use super::inbox::{Held, Taken};
+use super::wire::{Burial, Envelope, earlier_deliveries};
 use super::{Shared, lock};
 
 /// Nobody waiting for this long: consumers are cancelled.

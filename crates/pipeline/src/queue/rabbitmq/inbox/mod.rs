@@ -1,5 +1,5 @@
 //! What this process holds of the queue: deliveries that nobody has asked for yet, leases and their ends, and
-//! acknowledgements to be sent. One mutex around it, no waiting inside; [`super::intake`] moves the frames.
+//! acknowledgements to be sent. One mutex around it, no waiting inside; [`super::consume`] moves the frames.
 //!
 //! Everything here belongs to one connection. When that ends, [`Inbox::reset`] forgets it all: the broker gives the
 //! messages out again, and a receipt that is not found here is a lost lease.
@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::acks::{self, Frame};
-use super::envelope::Envelope;
+use super::ack_frames::{self, Frame};
+use super::wire::Envelope;
 use crate::message::{Message, MessageId, Receipt};
 
 /// How many ids of messages given back unread are remembered.
@@ -268,7 +268,7 @@ impl Inbox {
     /// for yet wait, unless this is the `last`.
     pub(super) fn frames(&mut self, now: Instant, last: bool) -> Frames {
         let mut settled = std::mem::take(&mut self.to_ack);
-        let in_turn = acks::in_turn(&self.outstanding, &settled);
+        let in_turn = ack_frames::in_turn(&self.outstanding, &settled);
         if in_turn > 0 {
             // As long as it gets on, the others' turn will come.
             self.acks_due = None;
@@ -277,7 +277,7 @@ impl Inbox {
             Some(first) if !last && now < self.acks_due(now) => self.to_ack = settled.split_off(&first),
             _ => (self.acks_since, self.acks_due) = (None, None),
         }
-        let acks = acks::frames(&settled, in_turn);
+        let acks = ack_frames::frames(&settled, in_turn);
         let returns: Vec<_> = std::mem::take(&mut self.to_return).into_iter().collect();
         let consumers = settled.iter().chain(&returns).filter_map(|tag| self.outstanding.remove(tag)).collect();
         Frames { acks, returns, consumers }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::join_all;
 use tokio::time::Instant;
 
-use super::calls::{BATCH_MAX, Calls, Fault};
+use super::requests::{BATCH_MAX, Calls, Fault};
 use super::wire::{Content, Delivery};
 use crate::message::{DeadLetter, MessageId};
 

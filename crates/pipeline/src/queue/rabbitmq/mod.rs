@@ -21,15 +21,15 @@
 //! `session` keeps a connection, `intake` consumes and acknowledges, `publisher` publishes, `inbox` is what is
 //! held meanwhile, `dead` reads dead letters.
 
-mod acks;
-mod dead;
-mod delay;
-mod envelope;
+mod ack_frames;
+mod consume;
+mod dead_letters;
+mod delay_queue;
 mod inbox;
-mod intake;
 mod publisher;
 mod session;
 mod topology;
+mod wire;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -48,14 +48,14 @@ use uuid::Uuid;
 
 use super::{BoxError, Capabilities, Depth, Queue, QueueError, QueueOptions};
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
-use dead::{Found, Reading};
-use delay::{DELAY_MAX, delay_queue, split};
-use envelope::{ATTRIBUTES_BYTES_MAX, Burial, Envelope, attributes_size};
+use dead_letters::{Found, Reading};
+use delay_queue::{DELAY_MAX, delay_queue, split};
 use inbox::{Asking, Inbox, Taken, lease_end};
 use publisher::{Publish, PublishError};
 use session::Session;
+use wire::{ATTRIBUTES_BYTES_MAX, Burial, Envelope, attributes_size};
 
-pub use dead::{DEAD_LETTERS_READ_BYTES_MAX, DEAD_LETTERS_READ_MAX};
+pub use dead_letters::{DEAD_LETTERS_READ_BYTES_MAX, DEAD_LETTERS_READ_MAX};
 pub use topology::{Delays, QueueType, Topology};
 
 /// A wait, lease or delay longer than this is this long.
@@ -662,7 +662,7 @@ impl Shared {
 /// How many messages are due in the queue; `None`: there is no such queue (any more).
 async fn count(session: &Session, queue: &str) -> lapin::Result<Option<usize>> {
     let channel = session.channel().await?;
-    match dead::message_count(&channel, queue).await {
+    match dead_letters::message_count(&channel, queue).await {
         Ok(count) => channel.close(200, "done".into()).await.map(|()| Some(count)),
         Err(error) => match error.kind() {
             ErrorKind::ProtocolError(cause) if cause.get_id() == 404 => Ok(None),

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
-use super::calls::{BATCH_MAX, Calls, Fault};
+use super::requests::{BATCH_MAX, Calls, Fault};
 use super::wire::{BYTES_MAX, Parcel};
 use crate::queue::QueueError;
 

@@ -4,6 +4,7 @@
 //! ([`lease`]), one tells the queue what became of it ([`settle`]). [`Pipeline::run_batches`] puts a gathering stage
 //! between the messages and the handler. Nothing here is unbounded and every task is joined before `run` returns.
 
+mod batch_buffer;
 mod lease;
 mod meters;
 mod settle;
@@ -21,11 +22,11 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::batch::Batch;
 use crate::handler::{BatchHandler, Handler, Outcome};
 use crate::message::Message;
 use crate::queue::{Queue, QueueError};
 use crate::retry::RetryPolicy;
+use batch_buffer::Batch;
 use lease::Leases;
 use meters::Meters;
 pub use meters::Summary;
