@@ -5,6 +5,5 @@
 
 mod conformance;
 mod database;
-mod pipeline_batches;
-mod pipeline_run;
 mod processes;
+mod run;

@@ -4,6 +4,7 @@
 //!
 //! While one process reads, the others see fewer dead letters. Should it die, the broker gives all of them back.
 
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
@@ -16,6 +17,9 @@ use tokio::time::Instant;
 
 use super::session::Session;
 use super::wire::{Burial, Envelope};
+use super::{Shared, WAIT_MAX};
+use crate::message::{DeadLetter, MessageId};
+use crate::queue::QueueError;
 
 /// How many dead letters one call reads at most; those behind them are reached when these are gone.
 pub const DEAD_LETTERS_READ_MAX: usize = 10_000;
@@ -106,4 +110,79 @@ pub(super) async fn message_count(channel: &Channel, queue: &str) -> lapin::Resu
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
     Ok(usize::try_from(queue.message_count()).unwrap_or(usize::MAX))
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum DeadChange {
+    Replay(Duration),
+    Discard,
+}
+
+impl Shared {
+    pub(super) async fn dead_letters(
+        &self,
+        after: Option<&MessageId>,
+        max: usize,
+    ) -> Result<Vec<DeadLetter>, QueueError> {
+        if max == 0 {
+            return Ok(Vec::new());
+        }
+        let session = self.session()?;
+        let read = async {
+            let _turn = self.reading.lock().await;
+            let (reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
+            reading.finish().await?;
+            Ok(found)
+        };
+        let found = self.in_time(read).await?;
+        let skip = match after {
+            None => 0,
+            Some(id) => 1 + found.iter().position(|found| found.envelope.id == *id).ok_or(QueueError::NotFound)?,
+        };
+        Ok(found.into_iter().skip(skip).take(max).map(|found| found.envelope.letter(found.burial)).collect())
+    }
+
+    pub(super) async fn change_dead(
+        &self,
+        ids: &[MessageId],
+        change: DeadChange,
+    ) -> Result<Vec<Result<(), QueueError>>, QueueError> {
+        let session = self.session()?;
+        self.in_time(async {
+            let _turn = self.reading.lock().await;
+            let (mut reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
+            // Of letters with one id the oldest is the first to go.
+            let mut by_id: HashMap<MessageId, VecDeque<Found>> = HashMap::with_capacity(found.len());
+            for letter in found {
+                by_id.entry(letter.envelope.id.clone()).or_default().push_back(letter);
+            }
+            let mut answers = Vec::with_capacity(ids.len());
+            for id in ids {
+                let Some(letter) = by_id.get_mut(id).and_then(VecDeque::pop_front) else {
+                    answers.push(Err(QueueError::NotFound));
+                    continue;
+                };
+                let moved = match change {
+                    DeadChange::Replay(delay) => self.publish_again(&letter.envelope, delay).await,
+                    DeadChange::Discard => Ok(()),
+                };
+                if moved.is_ok() {
+                    reading.remove(&letter).await?;
+                }
+                answers.push(moved);
+            }
+            reading.finish().await?;
+            Ok(answers)
+        })
+        .await
+    }
+
+    /// A dead letter, alive: as it was sent, with no receives.
+    async fn publish_again(&self, letter: &Envelope, delay: Duration) -> Result<(), QueueError> {
+        let mut envelope = letter.clone();
+        envelope.receives = 0;
+        envelope.burial = None;
+        envelope.expires_at = Some(SystemTime::now() + delay + self.options.queue.retention.min(WAIT_MAX));
+        self.publish(&envelope, delay).await
+    }
 }

@@ -26,21 +26,23 @@ mod consume;
 mod dead_letters;
 mod delay_queue;
 mod inbox;
+mod options;
+
 mod publisher;
+mod send;
 mod session;
 mod topology;
 mod wire;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::fmt;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use lapin::ErrorKind;
 use lapin::options::QueueDeleteOptions;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -48,63 +50,20 @@ use uuid::Uuid;
 
 use super::{BoxError, Capabilities, Depth, Queue, QueueError, QueueOptions};
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
-use dead_letters::{Found, Reading};
-use delay_queue::{DELAY_MAX, delay_queue, split};
-use inbox::{Asking, Inbox, Taken, lease_end};
-use publisher::{Publish, PublishError};
+use dead_letters::DeadChange;
+use inbox::{Asking, Inbox, lease_end};
+use send::Destination;
 use session::Session;
-use wire::{ATTRIBUTES_BYTES_MAX, Burial, Envelope, attributes_size};
+use wire::{Burial, Envelope};
 
 pub use dead_letters::{DEAD_LETTERS_READ_BYTES_MAX, DEAD_LETTERS_READ_MAX};
+pub use options::RabbitMqOptions;
 pub use topology::{Delays, QueueType, Topology};
 
 /// A wait, lease or delay longer than this is this long.
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A receive looks for at least this long: whether anything is due is known after a trip to the broker.
 const LOOK_MIN: Duration = Duration::from_millis(100);
-
-/// How to reach the broker, and what the queue is like.
-#[derive(Clone)]
-pub struct RabbitMqOptions {
-    /// `amqp://user:password@host:port/vhost`, or `amqps://`.
-    pub url: String,
-    /// The names on the broker.
-    pub topology: Topology,
-    /// Leases, retention and limits.
-    pub queue: QueueOptions,
-    /// How long any call may take, waits of a receive apart. 10 s by default.
-    pub timeout: Duration,
-    /// How often the two sides show that they are alive; twice this without a sign ends the connection. 10 s by default.
-    pub heartbeat: Duration,
-    /// How many messages this process may hold unsettled; a receive waits beyond it. 10 000 by default.
-    pub held_max: usize,
-    /// Attributes that travel as numbers, because other programs on the broker read them as such. None by default.
-    pub numbers: Vec<String>,
-}
-
-impl RabbitMqOptions {
-    /// The usual settings.
-    pub fn new(url: impl Into<String>, topology: Topology, queue: QueueOptions) -> Self {
-        Self {
-            url: url.into(),
-            topology,
-            queue,
-            timeout: Duration::from_secs(10),
-            heartbeat: Duration::from_secs(10),
-            held_max: 10_000,
-            numbers: Vec::new(),
-        }
-    }
-}
-
-impl fmt::Debug for RabbitMqOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The URL holds a password.
-        let mut show = f.debug_struct("RabbitMqOptions");
-        show.field("topology", &self.topology).field("queue", &self.queue).field("timeout", &self.timeout);
-        show.field("heartbeat", &self.heartbeat).field("held_max", &self.held_max).finish_non_exhaustive()
-    }
-}
 
 /// A queue on RabbitMQ. Cloning it is cheap and gives the same one; the last one dropped ends the connection.
 ///
@@ -243,27 +202,6 @@ impl RabbitMqQueue {
             }
         }
     }
-}
-
-/// Where a message is published.
-#[derive(Clone, Copy)]
-enum Destination {
-    Queue(Duration),
-    DeadLetters,
-}
-
-/// A message that the publisher has.
-struct Publishing {
-    confirmed: oneshot::Receiver<Result<(), PublishError>>,
-    by: Instant,
-    session: Arc<Session>,
-    key: String,
-}
-
-#[derive(Clone, Copy)]
-enum DeadChange {
-    Replay(Duration),
-    Discard,
 }
 
 #[async_trait]
@@ -427,146 +365,6 @@ impl Shared {
         }
     }
 
-    // Publishing.
-
-    /// A new message and its delay.
-    fn envelope(&self, message: &Outgoing) -> Result<(Envelope, Duration), QueueError> {
-        let options = &self.options.queue;
-        let (size, max) = (message.body.len(), options.body_bytes_max);
-        if size > max {
-            return Err(QueueError::TooLarge { size, max });
-        }
-        let (size, max) = (attributes_size(&message.attributes), ATTRIBUTES_BYTES_MAX);
-        if size > max {
-            return Err(QueueError::TooLarge { size, max });
-        }
-        let (now, delay) = (SystemTime::now(), message.delay.min(WAIT_MAX));
-        let envelope = Envelope {
-            id: MessageId(Uuid::now_v7().to_string()),
-            body: Arc::new(message.body.clone()),
-            attributes: message.attributes.clone(),
-            receives: 0,
-            sent_at: now,
-            expires_at: Some(now + delay + options.retention.min(WAIT_MAX)),
-            hops: 0,
-            burial: None,
-            content_type: None,
-        };
-        Ok((envelope, delay))
-    }
-
-    /// Puts a message into the queue, due after `delay`.
-    async fn publish(&self, envelope: &Envelope, delay: Duration) -> Result<(), QueueError> {
-        let publishing = self.start(envelope, delay, self.deadline()).await?;
-        self.confirmed(publishing).await
-    }
-
-    async fn start(&self, envelope: &Envelope, delay: Duration, by: Instant) -> Result<Publishing, QueueError> {
-        let session = self.session()?;
-        let topology = &self.options.topology;
-        if delay.is_zero() {
-            return self.hand_over(session, &topology.exchange, &topology.queue, envelope, by).await;
-        }
-        let (exchange, queue, hops) = match &topology.delays {
-            Delays::Fixed { exchange, queue, ttl } => (exchange.as_str(), queue.clone(), split(delay, *ttl).1),
-            Delays::Queues => {
-                let (queue, hops) = delay_queue(&topology.queue, delay, self.now_ms());
-                self.in_time(session.declare_delay(self, &queue)).await?;
-                ("", queue.name, hops)
-            }
-        };
-        let mut envelope = envelope.clone();
-        envelope.hops = hops;
-        self.hand_over(session, exchange, &queue, &envelope, by).await
-    }
-
-    /// Lets a message wait once more, as long as one wait can be.
-    async fn publish_wait(&self, envelope: &Envelope) -> Result<(), QueueError> {
-        let hops = envelope.hops;
-        let longest = match &self.options.topology.delays {
-            Delays::Fixed { ttl, .. } => *ttl,
-            Delays::Queues => DELAY_MAX,
-        };
-        // Together with the waits that remain, so that they are written on it again.
-        self.publish(envelope, longest.saturating_mul(hops.saturating_add(1))).await
-    }
-
-    async fn publish_dead(&self, envelope: &Envelope) -> Result<(), QueueError> {
-        let Topology { dead_exchange, dead_queue, .. } = &self.options.topology;
-        let publishing = self.hand_over(self.session()?, dead_exchange, dead_queue, envelope, self.deadline()).await?;
-        self.confirmed(publishing).await
-    }
-
-    /// Gives a message to the publisher.
-    async fn hand_over(
-        &self,
-        session: Arc<Session>,
-        exchange: &str,
-        key: &str,
-        envelope: &Envelope,
-        by: Instant,
-    ) -> Result<Publishing, QueueError> {
-        if session.blocked() {
-            return Err(PublishError::NotSent.into());
-        }
-        let room = tokio::time::timeout_at(by, session.publishes.clone().reserve_owned()).await;
-        let Ok(Ok(room)) = room else { return Err(PublishError::NotSent.into()) };
-        let (answer, confirmed) = oneshot::channel();
-        room.send(Publish {
-            exchange: exchange.to_owned(),
-            key: key.to_owned(),
-            properties: envelope.properties(&self.options.numbers),
-            body: Arc::clone(&envelope.body),
-            answer,
-        });
-        Ok(Publishing { confirmed, by, session, key: key.to_owned() })
-    }
-
-    /// Waits until the broker has the message.
-    async fn confirmed(&self, publishing: Publishing) -> Result<(), QueueError> {
-        let Publishing { confirmed, by, session, key } = publishing;
-        let answer = match tokio::time::timeout_at(by, confirmed).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(PublishError::Lost(None)),
-            Err(_) => Err(PublishError::Late),
-        };
-        if let Err(PublishError::Unroutable(_)) = &answer {
-            // This one is refused; the next finds its queue again.
-            session.forget_delay(&key);
-            self.in_time(session.declare(self)).await?;
-        }
-        Ok(answer?)
-    }
-
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.options.timeout
-    }
-
-    async fn move_taken(&self, taken: Taken, envelope: &Envelope, to: Destination) -> Result<(), QueueError> {
-        let published = match to {
-            Destination::Queue(delay) => self.publish(envelope, delay).await,
-            Destination::DeadLetters => self.publish_dead(envelope).await,
-        };
-        let mut inbox = lock(&self.inbox);
-        let answer = match published {
-            Ok(()) if inbox.settle(&taken) => Ok(()),
-            // The connection ended meanwhile: the broker gives out the original again, beside what was published.
-            Ok(()) => Err(QueueError::LeaseLost),
-            Err(error) if inbox.put_back(taken) => Err(error),
-            Err(_) => Err(QueueError::LeaseLost),
-        };
-        drop(inbox);
-        self.changed.notify_one();
-        answer
-    }
-
-    fn now_ms(&self) -> u64 {
-        let now = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default() + self.started.1.elapsed();
-        u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-    }
-
-    // Counting and dead letters.
-
     async fn depth(&self) -> Result<Depth, QueueError> {
         let session = self.session()?;
         let topology = &self.options.topology;
@@ -593,69 +391,6 @@ impl Shared {
         let oldest_age = (ready > 0).then(|| now.duration_since(inbox.oldest_sent_at(now)).unwrap_or_default());
         let [ready, in_flight, delayed, dead] = [ready, in_flight, delayed, dead].map(|count| count as u64);
         Ok(Depth { ready, in_flight, delayed, dead, oldest_age })
-    }
-
-    async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
-        if max == 0 {
-            return Ok(Vec::new());
-        }
-        let session = self.session()?;
-        let read = async {
-            let _turn = self.reading.lock().await;
-            let (reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
-            reading.finish().await?;
-            Ok(found)
-        };
-        let found = self.in_time(read).await?;
-        let skip = match after {
-            None => 0,
-            Some(id) => 1 + found.iter().position(|found| found.envelope.id == *id).ok_or(QueueError::NotFound)?,
-        };
-        Ok(found.into_iter().skip(skip).take(max).map(|found| found.envelope.letter(found.burial)).collect())
-    }
-
-    async fn change_dead(
-        &self,
-        ids: &[MessageId],
-        change: DeadChange,
-    ) -> Result<Vec<Result<(), QueueError>>, QueueError> {
-        let session = self.session()?;
-        self.in_time(async {
-            let _turn = self.reading.lock().await;
-            let (mut reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
-            // Of letters with one id the oldest is the first to go.
-            let mut by_id: HashMap<MessageId, VecDeque<Found>> = HashMap::with_capacity(found.len());
-            for letter in found {
-                by_id.entry(letter.envelope.id.clone()).or_default().push_back(letter);
-            }
-            let mut answers = Vec::with_capacity(ids.len());
-            for id in ids {
-                let Some(letter) = by_id.get_mut(id).and_then(VecDeque::pop_front) else {
-                    answers.push(Err(QueueError::NotFound));
-                    continue;
-                };
-                let moved = match change {
-                    DeadChange::Replay(delay) => self.publish_again(&letter.envelope, delay).await,
-                    DeadChange::Discard => Ok(()),
-                };
-                if moved.is_ok() {
-                    reading.remove(&letter).await?;
-                }
-                answers.push(moved);
-            }
-            reading.finish().await?;
-            Ok(answers)
-        })
-        .await
-    }
-
-    /// A dead letter, alive: as it was sent, with no receives.
-    async fn publish_again(&self, letter: &Envelope, delay: Duration) -> Result<(), QueueError> {
-        let mut envelope = letter.clone();
-        envelope.receives = 0;
-        envelope.burial = None;
-        envelope.expires_at = Some(SystemTime::now() + delay + self.options.queue.retention.min(WAIT_MAX));
-        self.publish(&envelope, delay).await
     }
 }
 

@@ -9,18 +9,27 @@
 //! of its wait. Receivers of one process stand in line (`Shared::turn`) so that a message wakes one of them, not all;
 //! the next in line looks for itself as soon as the one before has taken something.
 
+mod rows;
+mod statements;
+mod table;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
+use rusqlite::{Connection, OptionalExtension, named_params};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Capabilities, Depth, Queue, QueueError, QueueOptions};
-use crate::message::{Attributes, DeadLetter, Message, MessageId, Outgoing, Receipt};
-use crate::sqlite::{Database, DatabaseError, Signal};
+use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
+use crate::sqlite::{Database, DatabaseError};
+use rows::{after, limit, read_dead_letter, read_receipt, until_ms, write_attributes};
+use statements::{
+    ACK, COPY_FROM_DEAD, DEAD_DELETE, DEAD_LIST, EXTEND, HELD, INSERT, NEXT_VISIBLE, RELEASE, SCHEMA, UNTAKE,
+};
+use table::Shared;
 
 /// Between two looks for messages whose retention is over.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
@@ -30,103 +39,6 @@ const SWEEP_MAX: usize = 500;
 const BURIED_PER_TAKE_MAX: usize = 100;
 /// A wait longer than this is this long.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
-
-const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS queue_names (
-    id         INTEGER PRIMARY KEY,
-    name       TEXT NOT NULL UNIQUE
-) STRICT;
-
-CREATE TABLE IF NOT EXISTS queue_messages (
-    id         INTEGER PRIMARY KEY,  -- grows in the order sent
-    queue      INTEGER NOT NULL,
-    visible_at INTEGER NOT NULL,     -- milliseconds since 1970, as are all times here
-    token      INTEGER,              -- of the latest lease; NULL when nobody holds one
-    receives   INTEGER NOT NULL,
-    sent_at    INTEGER NOT NULL,
-    expires_at INTEGER NOT NULL,
-    message_id TEXT NOT NULL,
-    attributes TEXT,                 -- a JSON object; NULL when empty
-    body       BLOB NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS queue_messages_due ON queue_messages (queue, visible_at, id, token);
-
-CREATE TABLE IF NOT EXISTS queue_dead_messages (
-    id         INTEGER PRIMARY KEY,  -- grows in the order buried
-    queue      INTEGER NOT NULL,
-    receives   INTEGER NOT NULL,
-    sent_at    INTEGER NOT NULL,
-    buried_at  INTEGER NOT NULL,
-    message_id TEXT NOT NULL,
-    reason     TEXT NOT NULL,
-    by_queue   INTEGER NOT NULL,     -- 1: buried by the queue itself
-    attributes TEXT,
-    body       BLOB NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS queue_dead_messages_order ON queue_dead_messages (queue, id);
-CREATE UNIQUE INDEX IF NOT EXISTS queue_dead_messages_by_id ON queue_dead_messages (queue, message_id);
-";
-
-const INSERT: &str = "
-INSERT INTO queue_messages (queue, visible_at, token, receives, sent_at, expires_at, message_id, attributes, body)
-VALUES (:queue, :visible_at, NULL, 0, :sent_at, :expires_at, :message_id, :attributes, :body)";
-
-const NEXT_VISIBLE: &str = "SELECT visible_at FROM queue_messages WHERE queue = ?1 ORDER BY visible_at, id LIMIT 1";
-
-const DUE: &str = "
-SELECT id, message_id, body, attributes, receives, sent_at, expires_at FROM queue_messages
-WHERE queue = :queue AND visible_at <= :now ORDER BY visible_at, id LIMIT :max";
-
-const LEASE: &str = "
-UPDATE queue_messages SET visible_at = :visible_at, token = :token, receives = receives + 1 WHERE id = :id";
-
-const ACK: &str = "DELETE FROM queue_messages WHERE id = ?1 AND token = ?2";
-
-const RELEASE: &str = "UPDATE queue_messages SET visible_at = ?3, token = NULL WHERE id = ?1 AND token = ?2";
-
-const UNTAKE: &str = "
-UPDATE queue_messages SET visible_at = ?3, token = NULL, receives = receives - 1 WHERE id = ?1 AND token = ?2";
-
-const EXTEND: &str = "UPDATE queue_messages SET visible_at = ?3 WHERE id = ?1 AND token = ?2";
-
-const HELD: &str = "SELECT id FROM queue_messages WHERE id = ?1 AND token = ?2";
-
-const COPY_TO_DEAD: &str = "
-INSERT INTO queue_dead_messages (queue, receives, sent_at, buried_at, message_id, reason, by_queue, attributes, body)
-SELECT queue, receives, sent_at, ?2, message_id, ?3, ?4, attributes, body FROM queue_messages WHERE id = ?1";
-
-const DELETE: &str = "DELETE FROM queue_messages WHERE id = ?1";
-
-const EXPIRED: &str = "
-SELECT id FROM queue_messages
-WHERE queue = :queue AND visible_at <= :before AND expires_at <= :now ORDER BY visible_at, id LIMIT :max";
-
-const DEAD_EXPIRED: &str = "
-SELECT id FROM queue_dead_messages WHERE queue = :queue AND buried_at <= :before ORDER BY id LIMIT :max";
-
-const DEAD_OLDEST: &str = "SELECT buried_at FROM queue_dead_messages WHERE queue = ?1 ORDER BY id LIMIT 1";
-
-const DEAD_DELETE: &str = "DELETE FROM queue_dead_messages WHERE id = ?1";
-
-const DEAD_PLACE: &str = "SELECT id FROM queue_dead_messages WHERE queue = ?1 AND message_id = ?2";
-
-const DEAD_LIST: &str = "
-SELECT message_id, body, attributes, reason, receives, sent_at, buried_at, by_queue FROM queue_dead_messages
-WHERE queue = :queue AND id > :after ORDER BY id LIMIT :max";
-
-const COPY_FROM_DEAD: &str = "
-INSERT INTO queue_messages (queue, visible_at, token, receives, sent_at, expires_at, message_id, attributes, body)
-SELECT queue, ?2, NULL, 0, sent_at, ?3, message_id, attributes, body FROM queue_dead_messages WHERE id = ?1";
-
-const DEPTH_DUE: &str = "SELECT COUNT(*), MIN(id) FROM queue_messages WHERE queue = ?1 AND visible_at <= ?2";
-
-const DEPTH_HIDDEN: &str = "
-SELECT COUNT(token), COUNT(*) - COUNT(token) FROM queue_messages WHERE queue = ?1 AND visible_at > ?2";
-
-const DEPTH_DEAD: &str = "SELECT COUNT(*) FROM queue_dead_messages WHERE queue = ?1";
-
-const SENT_AT: &str = "SELECT sent_at FROM queue_messages WHERE id = ?1";
-
 /// Milliseconds since 1970.
 type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
@@ -152,19 +64,6 @@ type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
 pub struct SqliteQueue {
     db: Database,
     shared: Arc<Shared>,
-}
-
-struct Shared {
-    name: String,
-    key: i64,
-    options: QueueOptions,
-    signal: Arc<Signal>,
-    clock: Clock,
-    /// Held by the one receiver that looks; the others of this process stand in line for it.
-    turn: tokio::sync::Mutex<()>,
-    /// The last take got all it asked for: the next may take without looking first.
-    more: AtomicBool,
-    sweep_at: AtomicI64,
 }
 
 impl SqliteQueue {
@@ -478,129 +377,6 @@ impl Queue for SqliteQueue {
     }
 }
 
-impl Shared {
-    fn now_ms(&self) -> i64 {
-        (self.clock)()
-    }
-
-    fn check_size(&self, message: &Outgoing) -> Result<(), QueueError> {
-        let (size, max) = (message.body.len(), self.options.body_bytes_max);
-        if size > max { Err(QueueError::TooLarge { size, max }) } else { Ok(()) }
-    }
-
-    /// Leases what is due, and buries what has been delivered too often, is too old or cannot be read.
-    fn take(&self, conn: &Connection, max: usize) -> rusqlite::Result<Vec<Message>> {
-        let now = self.now_ms();
-        let lease_end = after(now, self.options.lease);
-        let mut messages = Vec::new();
-        let mut buried = 0;
-        while messages.len() < max && buried < BURIED_PER_TAKE_MAX {
-            let left = max - messages.len();
-            let wanted = named_params! { ":queue": self.key, ":now": now, ":max": limit(left) };
-            let due: Vec<Due> =
-                conn.prepare_cached(DUE)?.query_map(wanted, read_due)?.collect::<rusqlite::Result<_>>()?;
-            let last = due.len() < left;
-            for row in due {
-                match self.undeliverable(&row, now) {
-                    Some(reason) => {
-                        self.bury(conn, row.id, &reason, true)?;
-                        buried += 1;
-                    }
-                    None => messages.push(self.lease(conn, row, lease_end)?),
-                }
-            }
-            if last {
-                break;
-            }
-        }
-        Ok(messages)
-    }
-
-    fn undeliverable(&self, row: &Due, now: i64) -> Option<String> {
-        if row.expires_at <= now {
-            return Some("retention over".into());
-        }
-        if self.options.receives_max.is_some_and(|max| row.receives >= max) {
-            return Some(format!("received {} times without being settled", row.receives));
-        }
-        row.attributes.as_ref().err().map(|error| format!("the stored attributes cannot be read: {error}"))
-    }
-
-    fn lease(&self, conn: &Connection, row: Due, lease_end: i64) -> rusqlite::Result<Message> {
-        // Row ids are used again after the newest row is deleted; a random token is not.
-        let token: i64 = rand::random();
-        let changes = named_params! { ":id": row.id, ":token": token, ":visible_at": lease_end };
-        conn.prepare_cached(LEASE)?.execute(changes)?;
-        Ok(Message {
-            id: MessageId(row.message_id),
-            body: row.body,
-            attributes: row.attributes.unwrap_or_default(),
-            receives: row.receives + 1,
-            sent_at: time_from_ms(row.sent_at),
-            receipt: Receipt(format!("{}.{token}", row.id)),
-        })
-    }
-
-    fn bury(&self, conn: &Connection, id: i64, reason: &str, by_queue: bool) -> rusqlite::Result<()> {
-        conn.prepare_cached(COPY_TO_DEAD)?.execute(params![id, self.now_ms(), reason, by_queue])?;
-        conn.prepare_cached(DELETE)?.execute([id])?;
-        Ok(())
-    }
-
-    fn needs_sweep(&self, conn: &Connection) -> rusqlite::Result<bool> {
-        let now = self.now_ms();
-        let before = now - millis(self.options.retention);
-        let dead = conn.prepare_cached(DEAD_OLDEST)?.query_row([self.key], |row| row.get::<_, i64>(0)).optional()?;
-        if dead.is_some_and(|buried_at| buried_at <= before) {
-            return Ok(true);
-        }
-        let wanted = named_params! { ":queue": self.key, ":before": before, ":now": now, ":max": 1 };
-        conn.prepare_cached(EXPIRED)?.exists(wanted)
-    }
-
-    fn sweep(&self, conn: &Connection) -> rusqlite::Result<usize> {
-        let now = self.now_ms();
-        let before = now - millis(self.options.retention);
-        let id = |row: &Row<'_>| row.get::<_, i64>(0);
-        let wanted = named_params! { ":queue": self.key, ":before": before, ":now": now, ":max": limit(SWEEP_MAX) };
-        let live: Vec<i64> = conn.prepare_cached(EXPIRED)?.query_map(wanted, id)?.collect::<rusqlite::Result<_>>()?;
-        for id in &live {
-            self.bury(conn, *id, "retention over", true)?;
-        }
-        let wanted = named_params! { ":queue": self.key, ":before": before, ":max": limit(SWEEP_MAX) };
-        let dead: Vec<i64> =
-            conn.prepare_cached(DEAD_EXPIRED)?.query_map(wanted, id)?.collect::<rusqlite::Result<_>>()?;
-        for id in &dead {
-            conn.prepare_cached(DEAD_DELETE)?.execute([id])?;
-        }
-        Ok(live.len().max(dead.len()))
-    }
-
-    fn depth(&self, conn: &Connection) -> rusqlite::Result<Depth> {
-        let now = self.now_ms();
-        let (ready, oldest) = conn
-            .prepare_cached(DEPTH_DUE)?
-            .query_row([self.key, now], |row| Ok((count(row, 0)?, row.get::<_, Option<i64>>(1)?)))?;
-        let (in_flight, delayed) = conn
-            .prepare_cached(DEPTH_HIDDEN)?
-            .query_row([self.key, now], |row| Ok((count(row, 0)?, count(row, 1)?)))?;
-        let dead = conn.prepare_cached(DEPTH_DEAD)?.query_row([self.key], |row| count(row, 0))?;
-        // Ids grow in the order sent, and the index has them; only the oldest row itself is read.
-        let oldest_age = match oldest {
-            None => None,
-            Some(id) => {
-                let sent_at = conn.prepare_cached(SENT_AT)?.query_row([id], |row| row.get(0))?;
-                Some(until_ms(sent_at, now))
-            }
-        };
-        Ok(Depth { ready, in_flight, delayed, dead, oldest_age })
-    }
-
-    fn dead_place(&self, conn: &Connection, id: &MessageId) -> rusqlite::Result<Option<i64>> {
-        conn.prepare_cached(DEAD_PLACE)?.query_row(params![self.key, id.0], |row| row.get(0)).optional()
-    }
-}
-
 /// What a take has leased, until the receiver has it in hand. If the receiver went away meanwhile, the messages are
 /// due again at once, as if never taken, instead of after a lease.
 struct Taken {
@@ -630,61 +406,6 @@ impl Drop for Taken {
             Ok(())
         });
     }
-}
-
-struct Due {
-    id: i64,
-    message_id: String,
-    body: Vec<u8>,
-    attributes: Result<Attributes, serde_json::Error>,
-    receives: u32,
-    sent_at: i64,
-    expires_at: i64,
-}
-
-fn read_due(row: &Row<'_>) -> rusqlite::Result<Due> {
-    Ok(Due {
-        id: row.get(0)?,
-        message_id: row.get(1)?,
-        body: row.get(2)?,
-        attributes: read_attributes(row.get_ref(3)?.as_str_or_null()?),
-        receives: row.get(4)?,
-        sent_at: row.get(5)?,
-        expires_at: row.get(6)?,
-    })
-}
-
-fn read_dead_letter(row: &Row<'_>) -> rusqlite::Result<DeadLetter> {
-    let stored = row.get_ref(2)?.as_str_or_null()?;
-    // The operator should see such a letter too, with what is there.
-    let unreadable = |_| Attributes::from([("unreadable".to_owned(), stored.unwrap_or_default().to_owned())]);
-    Ok(DeadLetter {
-        id: MessageId(row.get(0)?),
-        body: row.get(1)?,
-        attributes: read_attributes(stored).unwrap_or_else(unreadable),
-        reason: row.get(3)?,
-        receives: row.get(4)?,
-        sent_at: time_from_ms(row.get(5)?),
-        buried_at: time_from_ms(row.get(6)?),
-        by_queue: row.get(7)?,
-    })
-}
-
-fn read_attributes(stored: Option<&str>) -> Result<Attributes, serde_json::Error> {
-    stored.map_or_else(|| Ok(Attributes::new()), serde_json::from_str)
-}
-
-fn write_attributes(attributes: &Attributes) -> Option<String> {
-    if attributes.is_empty() {
-        return None;
-    }
-    Some(serde_json::to_string(attributes).expect("a map of strings is always JSON"))
-}
-
-/// The row and the token of its lease.
-fn read_receipt(receipt: &Receipt) -> Option<(i64, i64)> {
-    let (id, token) = receipt.0.split_once('.')?;
-    Some((id.parse().ok()?, token.parse().ok()?))
 }
 
 /// One job's result for each entry: `missed` where there was nothing to change.
@@ -719,31 +440,5 @@ impl From<DatabaseError> for QueueError {
         }
     }
 }
-
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Rounded up: a delay may end late, not early.
-fn after(now: i64, delay: Duration) -> i64 {
-    now.saturating_add(millis(delay.saturating_add(Duration::from_nanos(999_999))))
-}
-
-fn until_ms(now: i64, then: i64) -> Duration {
-    Duration::from_millis(u64::try_from(then.saturating_sub(now)).unwrap_or(0))
-}
-
-fn time_from_ms(ms: i64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(u64::try_from(ms).unwrap_or(0))
-}
-
-fn limit(max: usize) -> i64 {
-    i64::try_from(max).unwrap_or(i64::MAX)
-}
-
-fn count(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
-    row.get::<_, i64>(column).map(|count| u64::try_from(count).unwrap_or(0))
-}
-
 #[cfg(test)]
 mod tests;

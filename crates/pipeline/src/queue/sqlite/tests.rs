@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use futures::FutureExt;
 
+use super::rows::millis;
+use super::statements::{DEAD_EXPIRED, DEAD_OLDEST, DEAD_PLACE, DELETE, DEPTH_DUE, DEPTH_HIDDEN, DUE, EXPIRED, LEASE};
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -10,9 +10,11 @@
 //!
 //! SQS counts in whole seconds: leases and delays round up.
 
+mod dead_letter_changes;
 mod dead_letters;
 mod leases;
 mod options;
+mod receive;
 mod requests;
 mod send_batcher;
 mod setup;
@@ -24,34 +26,28 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use futures::future::join_all;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use self::dead_letters::{Letter, Letters};
+use self::dead_letter_changes::{Change, missing};
 use self::leases::{Lease, Leases};
 pub use self::options::{SqsAccess, SqsOpenError, SqsOptions};
-use self::requests::{BATCH_MAX, Calls, Fault};
+use self::receive::long_poll_s;
+use self::requests::{BATCH_MAX, Calls};
 use self::send_batcher::Outbox;
-use self::wire::{Burial, Content, Delivery, whole_seconds};
+use self::wire::{Burial, Content, whole_seconds};
 use super::{Capabilities, Depth, Queue, QueueError, QueueOptions};
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
 
-/// The longest wait that SQS takes in one request.
-const LONG_POLL_MAX: Duration = Duration::from_secs(20);
 /// A wait longer than this is this long.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
-/// How many requests one receive adds after a first full one.
-const RECEIVES_MAX: usize = 8;
 /// The longest that a retry can be put off: SQS hides a message for 12 hours, the lease so far included.
 const RETRY_MAX: Duration = Duration::from_secs(11 * 3600);
 
 /// After queues could not be made again, the next try is not before this.
 const MAKE_PAUSE: Duration = Duration::from_secs(1);
-/// How long a reader of the dead letters waits for those before it.
-const READING_TURN_MAX: Duration = Duration::from_secs(30);
 
 /// A queue in SQS. Cloning it is cheap and gives the same one.
 ///
@@ -358,43 +354,7 @@ impl Queue for SqsQueue {
     }
 }
 
-/// What becomes of dead letters.
-#[derive(Clone, Copy)]
-enum Change {
-    /// Back into the queue after this delay.
-    Replay(Duration),
-    Discard,
-}
-
 impl SqsQueue {
-    /// One look: up to ten, and when there are ten and more is wanted, the rest in several requests at once.
-    async fn take(&self, max: usize, wait_s: i32) -> Result<Vec<Message>, QueueError> {
-        let shared = &self.shared;
-        let lease_s = whole_seconds(shared.options.lease);
-        let receive = |max, wait_s| shared.calls.receive(&shared.queue_url, max, wait_s, lease_s);
-        let mut taken = receive(max, wait_s).await?;
-        if taken.len() == BATCH_MAX && max > BATCH_MAX {
-            for more in join_all(further_receives(max).into_iter().map(|max| receive(max, 0))).await {
-                match more {
-                    Ok(more) => taken.extend(more),
-                    // What came already must be handed out.
-                    Err(error) => tracing::debug!(queue = shared.name, %error, "a further receive failed"),
-                }
-            }
-        }
-        let newest = taken.iter().map(|delivery| delivery.sent_at).max();
-        let now = SystemTime::now();
-        shared.leases.saw(newest, now);
-        let (early, due): (Vec<_>, Vec<_>) =
-            taken.into_iter().partition(|delivery| delivery.not_before.is_some_and(|at| at > now));
-        let messages = due.into_iter().map(|delivery| shared.hand_out(delivery)).collect();
-        if !early.is_empty() {
-            let shared = self.shared.clone();
-            self.to_the_end(async move { shared.send_on(early).await }).await?;
-        }
-        Ok(messages)
-    }
-
     /// Hides each entry for its seconds, and calls `done` for those that are; an entry may be refused beforehand.
     async fn hide(
         &self,
@@ -418,46 +378,6 @@ impl SqsQueue {
 }
 
 impl Shared {
-    fn hand_out(&self, delivery: Delivery) -> Message {
-        let now = Instant::now();
-        let content = Arc::new(delivery.content);
-        let lease = Lease {
-            content: content.clone(),
-            receives: delivery.receives,
-            sent_at: delivery.sent_at,
-            received_at: now,
-            ends_at: now + self.options.lease,
-            buried: false,
-        };
-        self.leases.add(delivery.handle.clone(), lease, now);
-        Message {
-            id: content.id.clone(),
-            body: content.body.clone(),
-            attributes: content.attributes.clone(),
-            receives: delivery.receives,
-            sent_at: delivery.sent_at,
-            receipt: Receipt(delivery.handle),
-        }
-    }
-
-    /// Sends messages that came too early on their way again, as copies: a copy has not been received yet, so that no
-    /// attempt is used up and SQS does not bury it. What cannot be sent on comes again when its lease ends.
-    async fn send_on(&self, early: Vec<Delivery>) {
-        let now = SystemTime::now();
-        let copy = |delivery: &Delivery| {
-            let left = delivery.not_before.and_then(|at| at.duration_since(now).ok()).unwrap_or_default();
-            wire::live(&delivery.content, Some(delivery.sent_at), left, self.delay_step, now)
-        };
-        let sent = self.outbox.send(early.iter().map(copy).collect()).await;
-        let gone = early.iter().zip(&sent).filter(|(_, sent)| sent.is_ok());
-        let handles: Vec<String> = gone.map(|(delivery, _)| delivery.handle.clone()).collect();
-        let deleted = self.calls.delete(&self.queue_url, &handles).await;
-        let failed = early.len() - deleted.iter().filter(|deleted| deleted.is_ok()).count();
-        if failed > 0 {
-            tracing::warn!(queue = self.name, failed, "delayed messages could not be sent on; they come again");
-        }
-    }
-
     /// A letter for each message that is held, then the deletions of those whose letter is stored.
     async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
         let now = Instant::now();
@@ -490,124 +410,12 @@ impl Shared {
         let mut deleted = deleted.into_iter();
         stored.into_iter().map(|stored| stored.and_then(|()| deleted.next().unwrap_or_else(unanswered))).collect()
     }
-
-    async fn turn_to_read(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Fault> {
-        tokio::time::timeout(READING_TURN_MAX, self.reading.lock()).await.map_err(|_| Fault::not_started())
-    }
-
-    async fn take_letters(&self, wanted: Option<&[MessageId]>) -> Result<Letters, Fault> {
-        Letters::take(&self.calls, &self.dead_url, self.options.receives_max, wanted).await
-    }
-
-    /// Sends letters back into the queue, as they were sent first.
-    async fn send_back(&self, letters: &[&Letter], delay: Duration) -> Vec<Result<(), QueueError>> {
-        let now = SystemTime::now();
-        let live = |letter: &&Letter| wire::live(&letter.content, Some(letter.sent_at), delay, self.delay_step, now);
-        self.outbox.send(letters.iter().map(live).collect()).await
-    }
-
-    /// Applies `change` to the letters asked for, deletes those it worked for, and puts the rest back.
-    async fn change_letters(&self, ids: &[MessageId], change: Change) -> Vec<Result<(), QueueError>> {
-        let all_fail = |fault: Fault| ids.iter().map(|_| Err(fault.clone().into())).collect();
-        let _turn = match self.turn_to_read().await {
-            Ok(turn) => turn,
-            Err(fault) => return all_fail(fault),
-        };
-        // A copy that a replay leaves behind does no harm; one that is to be dropped must not come up again.
-        let enough = match change {
-            Change::Replay(_) => Some(ids),
-            Change::Discard => None,
-        };
-        let mut letters = match self.take_letters(enough).await {
-            Ok(letters) => letters,
-            Err(fault) => return all_fail(fault),
-        };
-        let picked = letters.pick(ids);
-        let found: Vec<&Letter> = picked.iter().flatten().collect();
-        let changed = match change {
-            Change::Replay(delay) => self.send_back(&found, delay).await,
-            Change::Discard => found.iter().map(|_| Ok(())).collect(),
-        };
-        let gone = found.iter().zip(&changed).filter(|(_, changed)| changed.is_ok());
-        let handles: Vec<(usize, String)> = gone
-            .enumerate()
-            .flat_map(|(place, (letter, _))| letter.handles.iter().map(move |handle| (place, handle.clone())))
-            .collect();
-        let flat: Vec<String> = handles.iter().map(|(_, handle)| handle.clone()).collect();
-        let deleted = self.calls.delete(&self.dead_url, &flat).await;
-        let complete = letters.complete;
-        let kept = found.iter().zip(&changed).filter(|(_, changed)| changed.is_err());
-        let kept: Vec<String> = kept.flat_map(|(letter, _)| letter.handles.clone()).collect();
-        let kept: Vec<(String, i32)> = kept.into_iter().map(|handle| (handle, 0)).collect();
-        tokio::join!(letters.put_back(&self.calls, &self.dead_url), self.calls.hide(&self.dead_url, &kept));
-        answer_letters(&picked, complete, changed, handles.iter().map(|(place, _)| *place).zip(deleted))
-    }
-}
-
-/// One answer for each id: not there, not changed, not deleted (in any of its copies), or done.
-fn answer_letters(
-    picked: &[Option<Letter>],
-    complete: bool,
-    changed: Vec<Result<(), QueueError>>,
-    deleted: impl Iterator<Item = (usize, Result<(), QueueError>)>,
-) -> Vec<Result<(), QueueError>> {
-    let mut failures: Vec<Option<QueueError>> =
-        changed.iter().filter(|changed| changed.is_ok()).map(|_| None).collect();
-    for (place, deleted) in deleted {
-        if let Err(error) = deleted {
-            failures[place] = Some(error);
-        }
-    }
-    let (mut changed, mut failures) = (changed.into_iter(), failures.into_iter());
-    let answer = |letter: &Option<Letter>| match letter {
-        None => Err(missing(complete)),
-        Some(_) => {
-            changed.next().unwrap_or_else(unanswered)?;
-            failures.next().flatten().map_or(Ok(()), Err)
-        }
-    };
-    picked.iter().map(answer).collect()
-}
-
-/// Only who has seen all letters can say that one is not there.
-fn missing(complete: bool) -> QueueError {
-    if complete { QueueError::NotFound } else { QueueError::Unavailable("not all dead letters could be read".into()) }
 }
 
 fn unanswered() -> Result<(), QueueError> {
     Err(QueueError::OutcomeUnknown("no answer for this entry".into()))
 }
 
-/// What SQS can wait in one request, rounded up to whole seconds.
-fn long_poll_s(wait: Duration) -> i32 {
-    whole_seconds(wait.min(LONG_POLL_MAX))
-}
-
 fn seconds_of(seconds: i32) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-}
-
-/// The receives that follow a first full one, by how many each asks for.
-fn further_receives(max: usize) -> Vec<usize> {
-    let rest = max - BATCH_MAX;
-    (0..rest.div_ceil(BATCH_MAX).min(RECEIVES_MAX)).map(|number| (rest - number * BATCH_MAX).min(BATCH_MAX)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_large_receive_is_split() {
-        assert_eq!(further_receives(11), [1]);
-        assert_eq!(further_receives(35), [10, 10, 5]);
-        assert_eq!(further_receives(1000), [10; RECEIVES_MAX]);
-    }
-
-    #[test]
-    fn waits_round_up_to_what_sqs_takes() {
-        for (wait_ms, seconds) in [(0, 0), (1, 1), (1000, 1), (1500, 2), (20_000, 20), (90_000, 20)] {
-            assert_eq!(long_poll_s(Duration::from_millis(wait_ms)), seconds);
-        }
-    }
 }

@@ -12,7 +12,7 @@ use pipeline::{
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::pipeline_run::{LONG, PATIENCE, memory, send, until, until_empty};
+use super::{LONG, PATIENCE, memory, send, until, until_empty};
 
 /// Items are the numbers in the bodies. What happens to a batch is up to `verdicts`.
 struct Numbers {

@@ -1,0 +1,103 @@
+//! Shutdown: the drain, the hand-back of unstarted messages, and handlers that do not finish.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use pipeline::{CancellationToken, Outcome, PipelineOptions, Queue, Summary};
+
+use super::faulty_queue::Faulty;
+use super::{Handle, LONG, PATIENCE, Running, gate, memory, send, three_at_most, until, with_concurrency};
+
+#[tokio::test]
+async fn shutdown_lets_running_handlers_finish_and_takes_nothing_new() {
+    let queue = memory(LONG);
+    send(&queue, 5).await;
+    let (gate, inside) = gate();
+    let (handler_gate, handler_inside) = (gate.clone(), inside.clone());
+    let running = Running::start(
+        queue.clone(),
+        with_concurrency(2),
+        Handle(move |_| {
+            let (gate, inside) = (handler_gate.clone(), handler_inside.clone());
+            async move {
+                inside.fetch_add(1, Ordering::SeqCst);
+                gate.acquire().await.unwrap().forget();
+                Outcome::Done
+            }
+        }),
+    );
+    until("two are inside", || async { inside.load(Ordering::SeqCst) == 2 }).await;
+    running.shutdown.cancel();
+    tokio::task::yield_now().await;
+    gate.add_permits(5);
+    let summary = running.stop().await;
+    assert_eq!((summary.received, summary.done, summary.abandoned), (2, 2, 0));
+    assert_eq!(queue.depth().await.unwrap().ready, 3);
+}
+
+#[tokio::test]
+async fn shutdown_ends_a_receive_that_waits() {
+    // Longer than the test's patience: sitting out the receive would fail it.
+    let options = PipelineOptions { receive_wait: LONG, ..PipelineOptions::default() };
+    let running = Running::start(memory(LONG), options, Handle(|_| async { Outcome::Done }));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(running.stop().await, Summary::default());
+}
+
+#[tokio::test]
+async fn a_handler_that_does_not_end_is_abandoned_and_its_message_comes_back() {
+    let queue = memory(Duration::from_millis(100));
+    let id = send(&queue, 1).await.remove(0);
+    let inside = Arc::new(AtomicUsize::new(0));
+    let entered = inside.clone();
+    let options = PipelineOptions { drain_timeout: Duration::from_millis(300), ..PipelineOptions::default() };
+    let running = Running::start(
+        queue.clone(),
+        options,
+        Handle(move |_| {
+            entered.fetch_add(1, Ordering::SeqCst);
+            std::future::pending()
+        }),
+    );
+    until("it is inside", || async { inside.load(Ordering::SeqCst) == 1 }).await;
+    let summary = running.stop().await;
+    assert_eq!((summary.received, summary.abandoned, summary.handled, summary.unsettled), (1, 1, 0, 0));
+    // Kept during the drain, which was three leases long, and free after it.
+    assert_eq!(inside.load(Ordering::SeqCst), 1);
+    let message = queue.receive(1, PATIENCE).await.unwrap().remove(0);
+    assert_eq!((message.id, message.receives), (id, 2));
+}
+
+#[tokio::test]
+async fn what_was_taken_during_shutdown_is_handed_back_at_once() {
+    let inner = memory(LONG);
+    send(&inner, 4).await;
+    let shutdown = CancellationToken::new();
+    let queue = Faulty { cancel_in_receive: Some(shutdown.clone()), ..Faulty::new(inner.clone()) };
+    let handler = Handle(|_| async { panic!("it was started") });
+    let running = Running::start_with(queue, PipelineOptions::default(), handler, shutdown);
+    let summary = tokio::time::timeout(PATIENCE, running.task).await.expect("it does not stop").unwrap();
+    assert_eq!((summary.received, summary.handed_back, summary.handled), (4, 4, 0));
+    assert_eq!(inner.depth().await.unwrap().ready, 4, "due at once");
+}
+
+#[tokio::test]
+async fn where_a_receive_carries_many_some_wait_for_their_turn_and_go_back_at_shutdown() {
+    let queue = memory(LONG);
+    send(&queue, 30).await;
+    let (gate, inside) = gate();
+    let running = Running::start(
+        Faulty { request_carries: 10, ..Faulty::new(queue.clone()) },
+        PipelineOptions { receives_max: 2, ..with_concurrency(3) },
+        three_at_most(&gate, &inside),
+    );
+    let at_once = || async { (inside.load(Ordering::SeqCst), queue.depth().await.unwrap().in_flight) };
+    until("three are handled and two receives are taken", || async { at_once().await == (3, 23) }).await;
+    running.shutdown.cancel();
+    until("those without a turn are back", || async { at_once().await == (3, 3) }).await;
+    assert_eq!(queue.depth().await.unwrap().ready, 27);
+    gate.add_permits(3);
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.handed_back, summary.panics), (3, 20, 0));
+}
