@@ -58,7 +58,7 @@ fn table(queues: &[(&str, Capabilities)]) -> String {
         ("fenced: a receipt whose lease was lost settles nothing", |can| yes(can.fenced)),
         ("shared between processes", |can| yes(can.shared)),
         ("cancel-safe: a cancelled receive has taken nothing", |can| yes(can.cancel_safe)),
-        ("messages in a request that costs as much as one", |can| can.request_carries.to_string()),
+        ("messages in a request that costs as much as one", |can| can.messages_per_request.to_string()),
         ("longest body, unless set shorter", |can| format!("{} KiB", can.body_bytes_max / 1024)),
         ("longest delay in one step", |can| long(can.delay_max)),
     ];

@@ -222,7 +222,7 @@ async fn an_existing_queue_must_be_as_configured() {
     for part in [
         sqs.queue.as_str(),
         "the visibility timeout is 60 s, configured is 90 s",
-        "the redrive comes after 3 receives, configured is 5",
+        "the redrive limit is 3 receives, configured is 5",
     ] {
         assert!(said.contains(part), "{said}");
     }

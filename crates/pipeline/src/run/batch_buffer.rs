@@ -1,26 +1,26 @@
-//! Groups items until there are enough, or until the first has waited long enough. Pure: time comes in as `now`.
+//! Collects items into a batch until it is full or its first item has waited for the timeout. Pure: time enters as `now`.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A batch being filled.
+/// A batch that is being filled.
 #[derive(Debug)]
-pub(crate) struct Batch<T> {
+pub(super) struct BatchBuffer<T> {
     size: usize,
     timeout: Duration,
     items: Vec<T>,
     due: Option<Instant>,
 }
 
-impl<T> Batch<T> {
-    /// One that is full at `size` items and late `timeout` after its first.
-    pub(crate) fn new(size: usize, timeout: Duration) -> Self {
+impl<T> BatchBuffer<T> {
+    /// Full at `size` items (at least 1), due `timeout` after the first item.
+    pub(super) fn new(size: usize, timeout: Duration) -> Self {
         Self { size: size.max(1), timeout, items: Vec::new(), due: None }
     }
 
-    /// Adds an item; gives the batch away if it is full now.
-    pub(crate) fn push(&mut self, item: T, now: Instant) -> Option<Vec<T>> {
+    /// Adds an item, and returns the batch if it is full now.
+    pub(super) fn push(&mut self, item: T, now: Instant) -> Option<Vec<T>> {
         if self.items.is_empty() {
             self.due = Some(now + self.timeout);
         }
@@ -28,13 +28,13 @@ impl<T> Batch<T> {
         if self.items.len() >= self.size { self.flush() } else { None }
     }
 
-    /// When the batch is late; `None` while it is empty.
-    pub(crate) fn due(&self) -> Option<Instant> {
+    /// When the batch has to be flushed; `None` while it is empty.
+    pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Gives the batch away as it is, unless it is empty.
-    pub(crate) fn flush(&mut self) -> Option<Vec<T>> {
+    /// Returns the items collected so far, unless there are none.
+    pub(super) fn flush(&mut self) -> Option<Vec<T>> {
         self.due = None;
         if self.items.is_empty() { None } else { Some(std::mem::take(&mut self.items)) }
     }
@@ -47,9 +47,9 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn is_given_away_when_full_and_starts_anew() {
+    fn a_full_batch_is_returned_and_the_next_one_starts_empty() {
         let now = Instant::now();
-        let mut batch = Batch::new(2, SECOND);
+        let mut batch = BatchBuffer::new(2, SECOND);
         assert_eq!(batch.push(1, now), None);
         assert_eq!(batch.push(2, now), Some(vec![1, 2]));
         assert_eq!(batch.due(), None);
@@ -58,9 +58,9 @@ mod tests {
     }
 
     #[test]
-    fn is_late_a_timeout_after_its_first_item_not_its_last() {
+    fn a_batch_is_due_a_timeout_after_its_first_item_not_its_last() {
         let start = Instant::now();
-        let mut batch = Batch::new(10, SECOND);
+        let mut batch = BatchBuffer::new(10, SECOND);
         assert_eq!(batch.due(), None);
         batch.push(1, start);
         batch.push(2, start + SECOND / 2);
@@ -68,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_batch_is_not_given_away() {
-        let mut batch: Batch<u8> = Batch::new(10, SECOND);
+    fn flushing_an_empty_batch_returns_nothing() {
+        let mut batch: BatchBuffer<u8> = BatchBuffer::new(10, SECOND);
         assert_eq!(batch.flush(), None);
     }
 
     #[test]
     fn a_size_of_zero_means_one() {
-        assert_eq!(Batch::new(0, SECOND).push('a', Instant::now()), Some(vec!['a']));
+        assert_eq!(BatchBuffer::new(0, SECOND).push('a', Instant::now()), Some(vec!['a']));
     }
 }

@@ -1,4 +1,7 @@
-//! Receives messages while there are free slots and turns them into deliveries.
+//! Receives messages while slots are free and turns them into deliveries.
+//!
+//! One receive waits for messages. While receives come back full, others run beside it and do not wait. After a failure
+//! the next receive pauses ([`PipelineOptions::receive_backoff`]).
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -11,55 +14,59 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::delivery::{Delivery, panic_reason};
+use super::delivery::Delivery;
 use super::options::PipelineOptions;
-use super::{Causes, Desk, Engine, GATHER_TIME};
+use super::{FILL_WAIT, Run, SettlementSender, panic_reason};
+use crate::error_chain::ErrorChain;
 use crate::message::Message;
 use crate::queue::QueueError;
 
-/// How long a receive may go on after the shutdown signal where the server may have taken messages for it already. If
-/// there are any they come at once; a receive that still waits then is one for which there is nothing.
+/// How long receives in flight may continue after the shutdown signal, on queues that are not
+/// [`cancel_safe`](crate::Capabilities::cancel_safe): the server may already have leased messages to them. Such messages
+/// arrive within this time; a receive that is still waiting after it has none.
 const RECEIVE_GRACE: Duration = Duration::from_secs(1);
 
-/// What came of one receive.
-struct Received {
+/// One receive's answer, and the slots that were reserved for it.
+struct ReceiveAnswer {
     result: Result<Vec<Message>, QueueError>,
     slots: OwnedSemaphorePermit,
 }
 
-/// How the receiving goes.
+/// What the previous receives say about the next one.
 #[derive(Default)]
-struct Flow {
-    /// The last receive brought all it could carry: there is probably more.
+struct ReceiveState {
+    /// The last receive brought as many messages as it had slots: the queue probably holds more.
     full: bool,
+    /// Failures since the last success.
     failures: u32,
 }
-impl Engine {
-    /// Takes messages while there are free slots and gives what came together to `start`; returns on shutdown, with what it had
-    /// taken but not started.
+
+impl Run {
+    /// Receives into free slots and passes each answer's deliveries to `start`. Returns on shutdown, with the deliveries
+    /// that were received and not started.
     pub(super) async fn fetch<R: Future<Output = ()> + Send>(
         self: &Arc<Self>,
-        desk: Desk,
+        settlements: SettlementSender,
         ready: impl Fn() -> R,
         shutdown: &CancellationToken,
         mut start: impl FnMut(Vec<Delivery>),
     ) -> Vec<Delivery> {
         let slots = Arc::new(Semaphore::new(self.capacity));
-        let carries = self.queue.capabilities().request_carries.min(self.capacity);
-        let batch_max = self.options.receive_max.clamp(1, if carries > 1 { carries } else { self.capacity });
+        let per_request = self.queue.capabilities().messages_per_request.min(self.capacity);
+        let batch_max = self.options.receive_max.clamp(1, if per_request > 1 { per_request } else { self.capacity });
         let mut receives = FuturesUnordered::new();
-        let mut flow = Flow::default();
+        let mut state = ReceiveState::default();
         loop {
-            // One receive waits for messages. Others join it only while they come back full, and ask without waiting.
-            let another =
-                flow.full && receives.len() < self.options.receives_max && slots.available_permits() >= batch_max;
-            // With more to come, a receive that costs the same for many waits a moment for slots to put them in.
-            let wanted = if flow.full { carries.clamp(1, batch_max) } else { 1 };
+            let another = state.full
+                && receives.len() < self.options.concurrent_receives_max
+                && slots.available_permits() >= batch_max;
+            // While the queue holds more, wait up to `FILL_WAIT` for the slots of a whole request.
+            let wanted = if state.full { per_request.clamp(1, batch_max) } else { 1 };
             let mut reserved = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                Some(received) = receives.next(), if !receives.is_empty() => {
-                    start(self.sort(received, &mut flow, &desk).collect());
+                Some(answer) = receives.next(), if !receives.is_empty() => {
+                    start(self.deliveries(answer, &mut state, &settlements).collect());
                     continue;
                 }
                 Ok(slots) = reserve(&slots, wanted), if receives.is_empty() || another => slots,
@@ -69,18 +76,18 @@ impl Engine {
                 reserved.merge(others);
             }
             let wait = if receives.is_empty() { self.options.receive_wait } else { Duration::ZERO };
-            receives.push(self.receive(flow.pause(&self.options), ready(), reserved, wait, shutdown));
+            receives.push(self.receive(state.pause(&self.options), ready(), reserved, wait, shutdown));
         }
-        // A receive that has already taken its messages is finished; one that still waits is dropped.
+        // Keep the answers that have arrived; a receive that still waits is cancelled when `receives` is dropped.
         let mut unstarted = Vec::new();
-        // Unconstrained: the runtime makes a task that has done much wait, even for what is there.
-        while let Some(Some(received)) = tokio::task::unconstrained(receives.next()).now_or_never() {
-            unstarted.extend(self.sort(received, &mut flow, &desk));
+        // Bypass Tokio's coop budget, or a finished receive may look pending.
+        while let Some(Some(answer)) = tokio::task::unconstrained(receives.next()).now_or_never() {
+            unstarted.extend(self.deliveries(answer, &mut state, &settlements));
         }
         if !self.queue.capabilities().cancel_safe {
             let until = Instant::now() + RECEIVE_GRACE;
-            while let Ok(Some(received)) = tokio::time::timeout_at(until, receives.next()).await {
-                unstarted.extend(self.sort(received, &mut flow, &desk));
+            while let Ok(Some(answer)) = tokio::time::timeout_at(until, receives.next()).await {
+                unstarted.extend(self.deliveries(answer, &mut state, &settlements));
             }
         }
         unstarted
@@ -93,52 +100,58 @@ impl Engine {
         slots: OwnedSemaphorePermit,
         wait: Duration,
         shutdown: &CancellationToken,
-    ) -> Received {
+    ) -> ReceiveAnswer {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
         if let Err(panic) = AssertUnwindSafe(ready).catch_unwind().await {
-            tracing::error!(queue = self.queue.name(), reason = panic_reason(&*panic), "`ready` of the handler failed");
+            let reason = panic_reason(&*panic);
+            tracing::error!(queue = self.queue.name(), reason, "the handler's `ready` failed; receiving anyway");
         }
         let result = match shutdown.is_cancelled() {
             true => Ok(Vec::new()),
             false => self.queue.receive(slots.num_permits(), wait).await,
         };
-        Received { result, slots }
+        ReceiveAnswer { result, slots }
     }
 
-    /// Makes deliveries of what was received, and keeps track of how the receiving goes.
-    fn sort(self: &Arc<Self>, received: Received, flow: &mut Flow, desk: &Desk) -> impl Iterator<Item = Delivery> {
-        let Received { result, mut slots } = received;
+    /// Turns an answer into deliveries, and updates `state`. A failed receive has none.
+    fn deliveries(
+        self: &Arc<Self>,
+        answer: ReceiveAnswer,
+        state: &mut ReceiveState,
+        settlements: &SettlementSender,
+    ) -> impl Iterator<Item = Delivery> {
+        let ReceiveAnswer { result, mut slots } = answer;
         let queue = self.queue.name();
         let messages = match result {
             Ok(messages) => {
-                if flow.failures > 0 {
-                    tracing::info!(queue, failures = flow.failures, "receiving again");
+                if state.failures > 0 {
+                    tracing::info!(queue, failures = state.failures, "receiving again");
                 }
-                *flow = Flow { full: messages.len() >= slots.num_permits(), failures: 0 };
+                *state = ReceiveState { full: messages.len() >= slots.num_permits(), failures: 0 };
                 messages
             }
             Err(error) => {
-                if flow.failures == 0 {
-                    tracing::warn!(queue, error = %Causes(&error), "cannot receive; trying again until it works");
+                if state.failures == 0 {
+                    tracing::warn!(queue, error = %ErrorChain(&error), "cannot receive; retrying until it succeeds");
                 }
-                *flow = Flow { full: false, failures: flow.failures.saturating_add(1) };
+                *state = ReceiveState { full: false, failures: state.failures.saturating_add(1) };
                 self.meters.receive_failed();
                 Vec::new()
             }
         };
-        let (engine, desk) = (self.clone(), desk.clone());
+        let (run, settlements) = (self.clone(), settlements.clone());
         messages.into_iter().map(move |message| {
-            engine.meters.received();
-            let key = engine.leases.hold(&message);
-            let slot = slots.split(1);
-            Delivery { message, key, engine: engine.clone(), desk: desk.clone(), handed_in: false, slot }
+            run.meters.received();
+            let (lease_key, slot) = (run.leases.add(&message), slots.split(1));
+            let (run, settlements) = (run.clone(), settlements.clone());
+            Delivery { message, lease_key, run, settlements, handed_in: false, slot }
         })
     }
 }
 
-impl Flow {
+impl ReceiveState {
     fn pause(&self, options: &PipelineOptions) -> Duration {
         match self.failures {
             0 => Duration::ZERO,
@@ -146,10 +159,11 @@ impl Flow {
         }
     }
 }
-/// So many slots, or after a moment the first that comes free.
+
+/// Reserves `wanted` slots; after [`FILL_WAIT`] the first slot that is free.
 async fn reserve(slots: &Arc<Semaphore>, wanted: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
     let all = slots.clone().acquire_many_owned(u32::try_from(wanted).unwrap_or(1));
-    match tokio::time::timeout(GATHER_TIME, all).await {
+    match tokio::time::timeout(FILL_WAIT, all).await {
         Ok(all) => all,
         Err(_) => slots.clone().acquire_owned().await,
     }

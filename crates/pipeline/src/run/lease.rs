@@ -1,124 +1,123 @@
-//! Keeps the leases of messages that are being handled: one task for all of them, in batches, instead of a timer each.
+//! Renews the leases of messages that are being handled: one task renews all of them in batches, instead of a timer for
+//! each.
 //!
-//! A lease is renewed once a third of it is used up, so that two renewals may fail before it is lost. A lease found
-//! lost is counted and logged; the handler goes on, since stopping it half-way helps nobody.
+//! A lease is renewed when a third of it has passed, so two renewals may fail before it is lost. A lost lease is counted
+//! and logged; its handler continues, because stopping it halfway would leave the work half done.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Causes, Engine};
+use super::Run;
+use crate::error_chain::ErrorChain;
+use crate::lock::lock;
 use crate::message::{Message, MessageId, Receipt};
 use crate::queue::QueueError;
 
-/// The leases of one run, by a number that each delivery gets.
-pub(super) struct Leases {
+/// The leases that a run holds, by a key that is unique to each delivery.
+pub(super) struct LeaseTable {
     lease: Duration,
-    table: Mutex<Table>,
+    entries: Mutex<Entries>,
 }
 
 #[derive(Default)]
-struct Table {
+struct Entries {
     last_key: u64,
-    held: HashMap<u64, Held>,
+    by_key: HashMap<u64, Entry>,
 }
 
-struct Held {
+struct Entry {
     id: MessageId,
     receipt: Receipt,
     until: Instant,
-    /// The queue is being told the verdict: an extension would race with it.
+    /// A settlement is in flight: renewing the lease would race with it.
     settling: bool,
     lost: bool,
 }
 
-impl Leases {
+impl LeaseTable {
     pub(super) fn new(lease: Duration) -> Self {
-        Self { lease, table: Mutex::default() }
+        Self { lease, entries: Mutex::default() }
     }
 
-    /// A message has come in; its lease has just begun.
-    pub(super) fn hold(&self, message: &Message) -> u64 {
+    /// Adds a message that was just received, and returns its key.
+    pub(super) fn add(&self, message: &Message) -> u64 {
         let until = Instant::now() + self.lease;
         let (id, receipt) = (message.id.clone(), message.receipt.clone());
-        let mut table = self.table();
-        table.last_key += 1;
-        let key = table.last_key;
-        table.held.insert(key, Held { id, receipt, until, settling: false, lost: false });
+        let mut entries = lock(&self.entries);
+        entries.last_key += 1;
+        let key = entries.last_key;
+        entries.by_key.insert(key, Entry { id, receipt, until, settling: false, lost: false });
         key
     }
 
-    /// Its verdict is being told to the queue (`true`), or that failed and will be tried again (`false`).
-    pub(super) fn settling(&self, keys: impl Iterator<Item = u64>, settling: bool) {
-        let mut table = self.table();
+    /// Marks a settlement as in flight (`true`), or as failed and to be retried (`false`).
+    pub(super) fn set_settling(&self, keys: impl Iterator<Item = u64>, settling: bool) {
+        let mut entries = lock(&self.entries);
         for key in keys {
-            if let Some(held) = table.held.get_mut(&key) {
-                held.settling = settling;
+            if let Some(entry) = entries.by_key.get_mut(&key) {
+                entry.settling = settling;
             }
         }
     }
 
-    /// It is settled, or given up. Answers whether its loss was known.
-    pub(super) fn forget(&self, key: u64) -> bool {
-        self.table().held.remove(&key).is_some_and(|held| held.lost)
+    /// Removes a message that is settled or given up. Returns whether its lease was known to be lost.
+    pub(super) fn remove(&self, key: u64) -> bool {
+        lock(&self.entries).by_key.remove(&key).is_some_and(|entry| entry.lost)
     }
 
-    /// Whether there is still time to settle it.
+    /// Whether the lease still runs, so that a settlement may be retried.
     pub(super) fn is_valid(&self, key: u64) -> bool {
         let now = Instant::now();
-        self.table().held.get(&key).is_some_and(|held| !held.lost && held.until > now)
+        lock(&self.entries).by_key.get(&key).is_some_and(|entry| !entry.lost && entry.until > now)
     }
 
-    /// How many are held.
-    pub(super) fn held(&self) -> usize {
-        self.table().held.len()
+    pub(super) fn len(&self) -> usize {
+        lock(&self.entries).by_key.len()
     }
 
-    fn to_renew(&self) -> Vec<(u64, Receipt)> {
+    fn due_for_renewal(&self) -> Vec<(u64, Receipt)> {
         let limit = Instant::now() + self.lease * 2 / 3;
-        let table = self.table();
-        let due = table.held.iter().filter(|(_, held)| !held.settling && !held.lost && held.until <= limit);
-        due.map(|(key, held)| (*key, held.receipt.clone())).collect()
+        let entries = lock(&self.entries);
+        let due = entries.by_key.iter().filter(|(_, entry)| !entry.settling && !entry.lost && entry.until <= limit);
+        due.map(|(key, entry)| (*key, entry.receipt.clone())).collect()
     }
 
-    fn renewed(&self, key: u64, until: Instant) {
-        if let Some(held) = self.table().held.get_mut(&key) {
-            held.until = until;
+    fn set_until(&self, key: u64, until: Instant) {
+        if let Some(entry) = lock(&self.entries).by_key.get_mut(&key) {
+            entry.until = until;
         }
     }
 
-    /// The message, if this is news: not if it is being settled, which ends the lease as well.
-    fn lost(&self, key: u64) -> Option<MessageId> {
-        let mut table = self.table();
-        let held = table.held.get_mut(&key).filter(|held| !held.settling && !held.lost)?;
-        held.lost = true;
-        Some(held.id.clone())
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Marks a lease as lost. Returns the message's id if this was not known, and `None` while it is being settled, which
+    /// ends the lease too.
+    fn mark_lost(&self, key: u64) -> Option<MessageId> {
+        let mut entries = lock(&self.entries);
+        let entry = entries.by_key.get_mut(&key).filter(|entry| !entry.settling && !entry.lost)?;
+        entry.lost = true;
+        Some(entry.id.clone())
     }
 }
 
-/// Renews leases until `stop`.
-pub(super) async fn keep(engine: Arc<Engine>, stop: CancellationToken) {
-    let lease = engine.queue.lease();
-    let look_every = (lease / 6).max(Duration::from_millis(1));
+/// Renews leases until `stop` is cancelled.
+pub(super) async fn renew_until(run: Arc<Run>, stop: CancellationToken) {
+    let lease = run.queue.lease();
+    let interval = (lease / 6).max(Duration::from_millis(1));
     let mut failing = false;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(look_every) => {}
+            () = tokio::time::sleep(interval) => {}
         }
-        let (keys, receipts): (Vec<u64>, Vec<Receipt>) = engine.leases.to_renew().into_iter().unzip();
+        let (keys, receipts): (Vec<u64>, Vec<Receipt>) = run.leases.due_for_renewal().into_iter().unzip();
         if receipts.is_empty() {
             continue;
         }
         let until = Instant::now() + lease;
-        let extending = tokio::time::timeout(lease / 3, engine.queue.extend(&receipts, lease));
+        let extending = tokio::time::timeout(lease / 3, run.queue.extend(&receipts, lease));
         let answers = tokio::select! {
             () = stop.cancelled() => return,
             answers = extending => answers.unwrap_or_else(|_| no_answer(receipts.len())),
@@ -127,23 +126,24 @@ pub(super) async fn keep(engine: Arc<Engine>, stop: CancellationToken) {
         for (key, answer) in keys.into_iter().zip(answers) {
             match answer {
                 Ok(()) => {
-                    engine.leases.renewed(key, until);
-                    engine.meters.extended();
+                    run.leases.set_until(key, until);
+                    run.meters.extended();
                 }
                 Err(QueueError::LeaseLost) => {
-                    if let Some(id) = engine.leases.lost(key) {
-                        engine.meters.lease_lost();
-                        tracing::warn!(queue = engine.queue.name(), messageId = %id, "a lease was lost");
+                    if let Some(id) = run.leases.mark_lost(key) {
+                        run.meters.lease_lost();
+                        let queue = run.queue.name();
+                        tracing::warn!(queue, messageId = %id, "lease lost during handling; the handler continues");
                     }
                 }
                 Err(error) => {
-                    engine.meters.extend_failed();
+                    run.meters.extend_failed();
                     failure = Some(error);
                 }
             }
         }
         if let Some(error) = failure.as_ref().filter(|_| !failing) {
-            tracing::warn!(queue = engine.queue.name(), error = %Causes(error), "cannot extend leases; trying again");
+            tracing::warn!(queue = run.queue.name(), error = %ErrorChain(error), "cannot extend leases; retrying");
         }
         failing = failure.is_some();
     }

@@ -1,46 +1,46 @@
-//! What a run counts: for the metrics, as it happens, and for the [`Summary`] at its end.
+//! Counts the events of a run, for the metrics and for the [`Summary`] at its end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-/// What a pipeline has done, from start to shutdown.
+/// The totals of a run, from start to shutdown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Messages received.
     pub received: u64,
-    /// Messages that a handler has come to an end with, panics included.
+    /// Messages whose handler has finished, panics included.
     pub handled: u64,
-    /// Messages finished and removed.
+    /// Messages acknowledged and removed.
     pub done: u64,
-    /// Messages sent back for a later attempt.
+    /// Messages scheduled for another attempt.
     pub retried: u64,
     /// Messages moved to the dead-letter queue.
     pub dead: u64,
-    /// Messages given back untouched at shutdown.
+    /// Messages returned to the queue unstarted at shutdown.
     pub handed_back: u64,
-    /// Messages whose handler had not finished when the drain was over. They come back when their lease ends.
+    /// Messages whose handler had not finished at the end of the drain. They become due again when their lease ends.
     pub abandoned: u64,
-    /// Messages with a verdict that could not be told to the queue. They come back too.
+    /// Messages that were handled but could not be settled. They become due again too.
     pub unsettled: u64,
-    /// Leases that ran out while the message was being handled or settled.
+    /// Leases lost while the message was being handled or settled.
     pub lease_lost: u64,
-    /// Handler calls that panicked, or answered with the wrong number of outcomes (once for each message in them).
+    /// Handler calls that panicked or returned the wrong number of outcomes; a batch counts each of its messages.
     pub panics: u64,
 }
 
 pub(super) struct Meters {
-    received: Tally,
-    handled: Tally,
-    done: Tally,
-    retried: Tally,
-    dead: Tally,
-    handed_back: Tally,
-    abandoned: Tally,
-    failed: Tally,
-    lease_lost: Tally,
-    panics: Tally,
+    received: SummedCounter,
+    handled: SummedCounter,
+    done: SummedCounter,
+    retried: SummedCounter,
+    dead: SummedCounter,
+    handed_back: SummedCounter,
+    abandoned: SummedCounter,
+    failed: SummedCounter,
+    lease_lost: SummedCounter,
+    panics: SummedCounter,
     extended: Counter,
     extend_failed: Counter,
     receive_failed: Counter,
@@ -49,13 +49,13 @@ pub(super) struct Meters {
     handle_seconds: Histogram,
 }
 
-/// A metric and a sum of this run's own: the metric may be shared with other runs, and cannot be read.
-struct Tally {
+/// A metric and this run's own sum: the metric cannot be read, and other runs may share it.
+struct SummedCounter {
     metric: Counter,
     sum: AtomicU64,
 }
 
-impl Tally {
+impl SummedCounter {
     fn new(metric: Counter) -> Self {
         Self { metric, sum: AtomicU64::new(0) }
     }
@@ -74,21 +74,21 @@ impl Meters {
     pub(super) fn new(queue: &str) -> Self {
         let plain = |name: &'static str| counter!(name, "queue" => queue.to_owned());
         let settled = |outcome: &'static str| {
-            Tally::new(counter!("pipeline_settled_total", "queue" => queue.to_owned(), "outcome" => outcome))
+            SummedCounter::new(counter!("pipeline_settled_total", "queue" => queue.to_owned(), "outcome" => outcome))
         };
         let extend =
             |result: &'static str| counter!("pipeline_extended_total", "queue" => queue.to_owned(), "result" => result);
         Self {
-            received: Tally::new(plain("pipeline_received_total")),
-            handled: Tally::new(plain("pipeline_handled_total")),
+            received: SummedCounter::new(plain("pipeline_received_total")),
+            handled: SummedCounter::new(plain("pipeline_handled_total")),
             done: settled("done"),
             retried: settled("retry"),
             dead: settled("dead"),
             handed_back: settled("handed_back"),
             failed: settled("failed"),
-            abandoned: Tally::new(plain("pipeline_abandoned_total")),
-            lease_lost: Tally::new(plain("pipeline_lease_lost_total")),
-            panics: Tally::new(plain("pipeline_panics_total")),
+            abandoned: SummedCounter::new(plain("pipeline_abandoned_total")),
+            lease_lost: SummedCounter::new(plain("pipeline_lease_lost_total")),
+            panics: SummedCounter::new(plain("pipeline_panics_total")),
             extended: extend("ok"),
             extend_failed: extend("error"),
             receive_failed: plain("pipeline_receive_errors_total"),
@@ -103,22 +103,22 @@ impl Meters {
         self.in_flight.increment(1.0);
     }
 
-    /// A delivery is over, with a verdict handed in or abandoned.
-    pub(super) fn left(&self, abandoned: bool) {
+    /// A delivery has ended, settled or abandoned.
+    pub(super) fn delivery_ended(&self, abandoned: bool) {
         self.in_flight.decrement(1.0);
         if abandoned {
             self.abandoned.add(1);
         }
     }
 
-    /// One call of the handler, for `messages`.
+    /// One handler call on this many messages.
     pub(super) fn handled(&self, messages: u64, took: Duration) {
         self.handled.add(messages);
         self.handle_seconds.record(took);
     }
 
     /// A message that was settled without joining a batch.
-    pub(super) fn handled_alone(&self) {
+    pub(super) fn handled_unbatched(&self) {
         self.handled.add(1);
     }
 
@@ -142,7 +142,7 @@ impl Meters {
         self.handed_back.add(1);
     }
 
-    /// The queue refused a verdict for good.
+    /// The message could not be settled, and no retry follows.
     pub(super) fn settle_failed(&self) {
         self.failed.add(1);
     }
@@ -167,7 +167,7 @@ impl Meters {
         self.receive_failed.increment(1);
     }
 
-    /// The sums, with the number of verdicts that were never settled.
+    /// The totals. `still_held` is the number of messages whose settlement was still pending at the end.
     pub(super) fn summary(&self, still_held: usize) -> Summary {
         Summary {
             received: self.received.sum(),

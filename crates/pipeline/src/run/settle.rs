@@ -1,6 +1,8 @@
-//! Tells the queue what became of each message. Verdicts pile up while a call is under way and go out together in the
-//! next; when idle one goes out at once, and where a request costs the same for many it waits a moment for them. What fails
-//! for a passing reason is tried again while its lease lasts.
+//! Passes each message's outcome to the queue: `ack`, `retry_after` or `bury`.
+//!
+//! Settlements that accumulate while a call is in flight share the next call. An idle settler sends one immediately;
+//! where a request carries many messages at the cost of one, it waits up to [`FILL_WAIT`] for others. A settlement that
+//! fails for a transient reason is retried while its lease lasts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,15 +10,16 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Causes, Engine, GATHER_TIME};
+use super::{FILL_WAIT, Run};
+use crate::error_chain::ErrorChain;
 use crate::handler::Outcome;
 use crate::message::{Message, MessageId, Receipt};
 use crate::queue::QueueError;
 use crate::retry::RetryPolicy;
 
-/// How many verdicts go out together at most.
+/// Settlements in one round.
 const GROUP_MAX: usize = 1000;
-/// Pauses after a round that failed. The lease limits the attempts.
+/// Pauses after a round with failures. The lease limits the attempts.
 const BACKOFF: RetryPolicy = RetryPolicy {
     attempts_max: u32::MAX,
     first_delay: Duration::from_millis(50),
@@ -24,101 +27,90 @@ const BACKOFF: RetryPolicy = RetryPolicy {
     delay_max: Duration::from_secs(2),
 };
 
-/// What is to be told about one delivery.
-pub(super) struct Verdict {
-    key: u64,
+/// What the queue has to do with one delivery.
+pub(super) struct Settlement {
+    lease_key: u64,
     id: MessageId,
     receipt: Receipt,
     receives: u32,
-    kind: Kind,
-    /// An earlier try may have worked without our hearing of it.
-    uncertain: bool,
+    disposition: Disposition,
+    /// An earlier attempt had no answer and may have taken effect.
+    outcome_unknown: bool,
 }
 
-pub(super) enum Kind {
-    Done,
-    Retry {
-        after: Duration,
-        reason: String,
-    },
-    Dead {
-        reason: String,
-    },
-    /// Not started, given back at shutdown.
+pub(super) enum Disposition {
+    Handled(Outcome),
+    /// Not started: returned to the queue at shutdown.
     HandBack,
 }
 
-impl From<Outcome> for Kind {
+impl From<Outcome> for Disposition {
     fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::Done => Self::Done,
-            Outcome::Retry { after, reason } => Self::Retry { after, reason },
-            Outcome::Dead { reason } => Self::Dead { reason },
-        }
+        Self::Handled(outcome)
     }
 }
 
-impl Verdict {
-    pub(super) fn new(key: u64, message: &Message, kind: Kind) -> Self {
+impl Settlement {
+    pub(super) fn new(lease_key: u64, message: &Message, disposition: Disposition) -> Self {
         let (id, receipt, receives) = (message.id.clone(), message.receipt.clone(), message.receives);
-        Self { key, id, receipt, receives, kind, uncertain: false }
+        Self { lease_key, id, receipt, receives, disposition, outcome_unknown: false }
     }
 }
 
-/// Settles until the desk is closed and nothing is left to try.
-pub(super) async fn settle(engine: Arc<Engine>, mut verdicts: mpsc::Receiver<Verdict>) {
-    let mut again: Vec<Verdict> = Vec::new();
+/// Settles until every sender is dropped and nothing is left to retry.
+pub(super) async fn settle_all(run: Arc<Run>, mut settlements: mpsc::Receiver<Settlement>) {
+    let mut to_retry: Vec<Settlement> = Vec::new();
     let mut failures = 0;
     loop {
-        let mut group = std::mem::take(&mut again);
+        let mut group = std::mem::take(&mut to_retry);
         if group.is_empty() {
-            let Some(first) = verdicts.recv().await else { return };
+            let Some(first) = settlements.recv().await else { return };
             group.push(first);
         } else {
             tokio::time::sleep(BACKOFF.delay(failures, rand::random())).await;
         }
         while group.len() < GROUP_MAX
-            && let Ok(verdict) = verdicts.try_recv()
+            && let Ok(settlement) = settlements.try_recv()
         {
-            group.push(verdict);
+            group.push(settlement);
         }
-        fill_requests(&engine, &mut group, &mut verdicts).await;
+        fill_requests(&run, &mut group, &mut settlements).await;
         let tried = group.len();
-        again = settle_group(&engine, group).await;
-        engine.meters.settle_retried(again.len());
-        failures = if again.is_empty() { 0 } else { failures + 1 };
+        to_retry = settle_group(&run, group).await;
+        run.meters.settle_retried(to_retry.len());
+        failures = if to_retry.is_empty() { 0 } else { failures + 1 };
         if failures == 1 {
-            tracing::warn!(queue = engine.queue.name(), failed = again.len(), tried, "cannot settle; trying again");
+            tracing::warn!(queue = run.queue.name(), failed = to_retry.len(), tried, "cannot settle; retrying");
         }
     }
 }
 
-/// Waits a moment for the last request of a group to be full, where that costs no more, and only while something is
-/// under way that could come to it.
-async fn fill_requests(engine: &Engine, group: &mut Vec<Verdict>, verdicts: &mut mpsc::Receiver<Verdict>) {
-    let carries = engine.queue.capabilities().request_carries.max(1);
-    let until = Instant::now() + GATHER_TIME;
-    while !group.len().is_multiple_of(carries) && group.len() < engine.leases.held() {
-        match tokio::time::timeout_at(until, verdicts.recv()).await {
-            Ok(Some(verdict)) => group.push(verdict),
+/// Waits up to [`FILL_WAIT`] until the group fills its last request, where a full request costs no more, and only while
+/// other messages are in flight.
+async fn fill_requests(run: &Run, group: &mut Vec<Settlement>, settlements: &mut mpsc::Receiver<Settlement>) {
+    let per_request = run.queue.capabilities().messages_per_request.max(1);
+    let until = Instant::now() + FILL_WAIT;
+    while !group.len().is_multiple_of(per_request) && group.len() < run.leases.len() {
+        match tokio::time::timeout_at(until, settlements.recv()).await {
+            Ok(Some(settlement)) => group.push(settlement),
             Ok(None) | Err(_) => return,
         }
     }
 }
 
-/// One round; returns what is to be tried again.
-async fn settle_group(engine: &Engine, group: Vec<Verdict>) -> Vec<Verdict> {
-    engine.leases.settling(group.iter().map(|verdict| verdict.key), true);
-    let queue = &*engine.queue;
+/// Runs one round and returns the settlements to retry.
+async fn settle_group(run: &Run, group: Vec<Settlement>) -> Vec<Settlement> {
+    run.leases.set_settling(group.iter().map(|settlement| settlement.lease_key), true);
+    let queue = &*run.queue;
     let delay_max = queue.capabilities().delay_max;
     let (mut acks, mut retries, mut burials) = (Vec::new(), Vec::new(), Vec::new());
-    for verdict in &group {
-        let receipt = verdict.receipt.clone();
-        match &verdict.kind {
-            Kind::Done => acks.push(receipt),
-            Kind::Retry { after, .. } => retries.push((receipt, (*after).min(delay_max))),
-            Kind::HandBack => retries.push((receipt, Duration::ZERO)),
-            Kind::Dead { reason } => burials.push((receipt, reason.clone())),
+    for settlement in &group {
+        let receipt = settlement.receipt.clone();
+        match &settlement.disposition {
+            Disposition::Handled(Outcome::Done) => acks.push(receipt),
+            Disposition::Handled(Outcome::Retry { after, .. }) => retries.push((receipt, (*after).min(delay_max))),
+            Disposition::Handled(Outcome::Dead { reason }) => burials.push((receipt, reason.clone())),
+            Disposition::HandBack => retries.push((receipt, Duration::ZERO)),
         }
     }
     let (acked, retried, buried) = tokio::join!(
@@ -127,66 +119,71 @@ async fn settle_group(engine: &Engine, group: Vec<Verdict>) -> Vec<Verdict> {
         async { if burials.is_empty() { Vec::new() } else { queue.bury(&burials).await } },
     );
     let (mut acked, mut retried, mut buried) = (acked.into_iter(), retried.into_iter(), buried.into_iter());
-    let mut again = Vec::new();
-    for verdict in group {
-        let answer = match &verdict.kind {
-            Kind::Done => acked.next(),
-            Kind::Retry { .. } | Kind::HandBack => retried.next(),
-            Kind::Dead { .. } => buried.next(),
+    let mut to_retry = Vec::new();
+    for settlement in group {
+        let answer = match &settlement.disposition {
+            Disposition::Handled(Outcome::Done) => acked.next(),
+            Disposition::Handled(Outcome::Retry { .. }) | Disposition::HandBack => retried.next(),
+            Disposition::Handled(Outcome::Dead { .. }) => buried.next(),
         };
         let answer = answer.unwrap_or_else(|| Err(QueueError::OutcomeUnknown("no answer for this entry".into())));
-        again.extend(conclude(engine, verdict, answer));
+        to_retry.extend(apply_answer(run, settlement, answer));
     }
-    engine.leases.settling(again.iter().map(|verdict| verdict.key), false);
-    again
+    run.leases.set_settling(to_retry.iter().map(|settlement| settlement.lease_key), false);
+    to_retry
 }
 
-/// Counts and logs one answer; gives the verdict back if it is worth another try.
-fn conclude(engine: &Engine, mut verdict: Verdict, answer: Result<(), QueueError>) -> Option<Verdict> {
-    let (queue, id) = (engine.queue.name(), verdict.id.clone());
+/// Counts and logs one answer. Returns the settlement if it is to be retried.
+fn apply_answer(run: &Run, mut settlement: Settlement, answer: Result<(), QueueError>) -> Option<Settlement> {
+    let (queue, id, lease_key) = (run.queue.name(), settlement.id.clone(), settlement.lease_key);
     match answer {
-        Err(error) if error.is_transient() && engine.leases.is_valid(verdict.key) => {
-            verdict.uncertain |= matches!(error, QueueError::OutcomeUnknown(_));
-            return Some(verdict);
+        Err(error) if error.is_transient() && run.leases.is_valid(lease_key) => {
+            settlement.outcome_unknown |= matches!(error, QueueError::OutcomeUnknown(_));
+            return Some(settlement);
         }
         Err(error) if error.is_transient() => {
-            if !engine.leases.forget(verdict.key) {
-                engine.meters.lease_lost();
-            }
-            engine.meters.settle_failed();
-            tracing::warn!(queue, messageId = %id, error = %Causes(&error), "the lease ended before the verdict was told");
+            remove_lost(run, lease_key);
+            run.meters.settle_failed();
+            let error = ErrorChain(&error);
+            tracing::warn!(queue, messageId = %id, %error, "lease ended before settlement; the message becomes due again");
         }
-        // The try that nobody answered had worked: what it settled is not ours any more.
-        Err(QueueError::LeaseLost) if verdict.uncertain => settled(engine, &verdict),
+        // An earlier attempt without an answer took effect: the message was settled, not lost.
+        Err(QueueError::LeaseLost) if settlement.outcome_unknown => record_settled(run, &settlement),
         Err(QueueError::LeaseLost) => {
-            if !engine.leases.forget(verdict.key) {
-                engine.meters.lease_lost();
-            }
-            tracing::warn!(queue, messageId = %id, "the lease was lost before the verdict; the message comes again");
+            remove_lost(run, lease_key);
+            tracing::warn!(queue, messageId = %id, "lease lost before settlement; the message becomes due again");
         }
         Err(error) => {
-            engine.leases.forget(verdict.key);
-            engine.meters.settle_failed();
-            tracing::error!(queue, messageId = %id, error = %Causes(&error), "the queue refused a verdict");
+            run.leases.remove(lease_key);
+            run.meters.settle_failed();
+            tracing::error!(queue, messageId = %id, error = %ErrorChain(&error), "the queue rejected the settlement");
         }
-        Ok(()) => settled(engine, &verdict),
+        Ok(()) => record_settled(run, &settlement),
     }
     None
 }
 
-fn settled(engine: &Engine, verdict: &Verdict) {
-    engine.leases.forget(verdict.key);
-    let (queue, id, attempt) = (engine.queue.name(), &verdict.id, verdict.receives);
-    match &verdict.kind {
-        Kind::Done => engine.meters.done(),
-        Kind::HandBack => engine.meters.handed_back(),
-        Kind::Retry { after, reason } => {
-            engine.meters.retried();
-            tracing::info!(queue, messageId = %id, attempt, after_ms = after.as_millis(), reason, "will be retried");
+/// Removes the lease and counts it as lost, unless the renewal has counted it.
+fn remove_lost(run: &Run, lease_key: u64) {
+    if !run.leases.remove(lease_key) {
+        run.meters.lease_lost();
+    }
+}
+
+fn record_settled(run: &Run, settlement: &Settlement) {
+    run.leases.remove(settlement.lease_key);
+    let (queue, id, attempt) = (run.queue.name(), &settlement.id, settlement.receives);
+    match &settlement.disposition {
+        Disposition::Handled(Outcome::Done) => run.meters.done(),
+        Disposition::Handled(Outcome::Retry { after, reason }) => {
+            run.meters.retried();
+            let after_ms = after.as_millis();
+            tracing::info!(queue, messageId = %id, attempt, after_ms, reason, "message scheduled for retry");
         }
-        Kind::Dead { reason } => {
-            engine.meters.dead();
-            tracing::warn!(queue, messageId = %id, attempt, reason, "moved to the dead-letter queue");
+        Disposition::Handled(Outcome::Dead { reason }) => {
+            run.meters.dead();
+            tracing::warn!(queue, messageId = %id, attempt, reason, "message moved to the dead-letter queue");
         }
+        Disposition::HandBack => run.meters.handed_back(),
     }
 }

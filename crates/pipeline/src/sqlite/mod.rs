@@ -1,9 +1,9 @@
-//! One SQLite file, shared by everything embedded: the queue, and the tables of whoever uses this crate.
+//! One SQLite file that the embedded queue shares with the application's own tables.
 //!
-//! Writes go through one thread that commits them in groups (`sqlite/writer.rs`): a commit costs one fsync whether it
-//! carries one job or a thousand, so jobs that pile up while the disk works share the next one. Reads run beside it on
-//! a small pool of connections; the write-ahead log lets them see the last commit without waiting for the next.
-//! Whoever sleeps until something changes does so on a [`Signal`]. Several processes may share the file.
+//! Writes go through one thread that commits them in groups (`writer`): a commit costs one fsync whether it carries one
+//! job or a thousand, so jobs that arrive during an fsync share the next commit. Reads run concurrently on a small pool of
+//! connections; the write-ahead log shows them the last commit without waiting for the next. A [`Signal`] wakes tasks that
+//! wait for a commit. Several processes may share the file.
 
 mod clock;
 mod signal;
@@ -13,37 +13,40 @@ use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-pub use clock::Clock;
-pub use signal::{Signal, Waiting};
-use writer::{Counts, Guard, Job, Reply, Work, Writer};
+use crate::lock::lock;
+use crate::panic_text::panic_text;
 
-/// How many write jobs may wait for the writer; whoever comes next waits to hand over its own.
+pub use clock::Clock;
+pub use signal::{Signal, SignalListener};
+use writer::{Job, Reply, RollbackScope, WriteJob, Writer, WriterCounts};
+
+/// Write jobs that may wait for the writer; at the limit callers wait to submit theirs.
 const JOBS_WAITING_MAX: usize = 4096;
-/// How many reads run at once.
+/// Concurrent reads.
 const READERS_MAX: usize = 4;
 /// How long to wait for a lock that another process holds before answering [`DatabaseError::Busy`].
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two tries for such a lock. SQLite's own handler backs off to 100 ms, which starves a process beside a
-/// busy one: the lock is free for a fraction of a millisecond between two group commits.
+/// Pause between two attempts to get such a lock. SQLite's own handler backs off to 100 ms, which starves a process next
+/// to a busy one: the lock is free for a fraction of a millisecond between two group commits.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Statements that a connection keeps prepared.
+/// Prepared statements that each connection caches.
 const STATEMENTS_CACHED_MAX: usize = 128;
-/// The log is copied into the main file each time it has grown by this many pages (16 MiB).
+/// The write-ahead log is copied into the main file each time it has grown by this many pages (16 MiB).
 const WAL_CHECKPOINT_PAGES: u32 = 4096;
-/// A log that was longer is cut back to this when it starts over.
+/// A longer log is truncated to this size when it restarts.
 const WAL_BYTES_KEPT_MAX: u32 = 64 * 1024 * 1024;
-/// Page cache of the writer, in KiB.
+/// Page cache of the writer's connection, in KiB.
 const WRITER_CACHE_KIB: i64 = 16 * 1024;
 
-/// A SQLite file with one writer and a few readers. Cloning it is cheap and gives the same one.
+/// A SQLite file with one writer and several readers. Clones share them.
 ///
-/// When the last clone goes, the writer finishes the jobs that wait and stops.
+/// When the last clone is dropped, the writer finishes the waiting jobs and stops.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -59,35 +62,43 @@ const WRITER_CACHE_KIB: i64 = 16 * 1024;
 /// ```
 #[derive(Clone)]
 pub struct Database {
-    inner: Arc<Inner>,
+    state: Arc<DatabaseState>,
 }
 
-struct Inner {
+struct DatabaseState {
     path: PathBuf,
     clock: Clock,
     jobs: mpsc::Sender<Box<dyn Job>>,
     readers: Arc<Semaphore>,
     idle_readers: Mutex<Vec<Connection>>,
     signals: Arc<signal::Signals>,
-    counts: Arc<Counts>,
+    counts: Arc<WriterCounts>,
 }
 
 impl Database {
     /// Opens the file, creating it and its directory when missing.
     pub fn open(path: &Path) -> Result<Database, DatabaseError> {
         check_directory(path)?;
-        let connection = connect(path, Role::Writer)?;
+        let connection = connect(path, ConnectionRole::Writer)?;
         let clock = set_clock(&connection)?;
-        let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
+        let (jobs, waiting_jobs) = mpsc::channel(JOBS_WAITING_MAX);
         let signals = signal::Signals::new(path.to_owned());
-        let counts = Arc::new(Counts::default());
-        let writer = Writer::new(path.to_owned(), connection, waiting, signals.clone(), counts.clone(), clock);
+        let counts = Arc::new(WriterCounts::default());
+        let writer = Writer {
+            path: path.to_owned(),
+            connection,
+            jobs: waiting_jobs,
+            signals: signals.clone(),
+            counts: counts.clone(),
+            clock,
+            recorded_ms: 0,
+        };
         std::thread::Builder::new()
             .name("sqlite-writer".into())
             .spawn(move || writer.run())
             .map_err(|source| DatabaseError::Io { path: path.to_owned(), source })?;
         Ok(Database {
-            inner: Arc::new(Inner {
+            state: Arc::new(DatabaseState {
                 path: path.to_owned(),
                 clock,
                 jobs,
@@ -99,60 +110,65 @@ impl Database {
         })
     }
 
-    /// Runs `job` inside the next group commit; returns after the commit is on disk.
+    /// Runs `job` inside the next group commit and returns after the commit is on disk.
     ///
-    /// A job that fails or panics is undone alone. A job must not begin or end transactions itself. Dropping this
-    /// future does not take the job back.
+    /// A job that fails or panics is rolled back alone. A job must not begin or end transactions. Dropping this future does
+    /// not cancel the job.
     pub async fn write<T, F>(&self, job: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     {
-        let (reply, answer) = oneshot::channel();
-        let work = Work::new(Guard::Job, job, Reply::Async(reply));
-        self.inner.jobs.send(Box::new(work)).await.map_err(|_| DatabaseError::Closed)?;
-        answer.await.unwrap_or_else(|_| Err(writer_died()))
+        self.write_in(RollbackScope::Job, job).await
     }
 
-    /// [`Database::write`] for a job that can fail only as every other would (no space, no disk), never for a reason of
-    /// its own: it has no savepoint, and if it fails all of its group fail with it, each told so and nothing kept.
-    pub async fn write_sure<T, F>(&self, job: F) -> Result<T, DatabaseError>
+    /// [`Database::write`] without a savepoint, for a job that fails only for reasons that fail every job (no space, no
+    /// disk). If it fails, its whole group is rolled back and every job of the group gets the error.
+    pub async fn write_without_savepoint<T, F>(&self, job: F) -> Result<T, DatabaseError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        self.write_in(RollbackScope::Group, job).await
+    }
+
+    async fn write_in<T, F>(&self, scope: RollbackScope, job: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let work = Work::new(Guard::Group, job, Reply::Async(reply));
-        self.inner.jobs.send(Box::new(work)).await.map_err(|_| DatabaseError::Closed)?;
-        answer.await.unwrap_or_else(|_| Err(writer_died()))
+        let work = WriteJob::new(scope, job, Reply::Async(reply));
+        self.state.jobs.send(Box::new(work)).await.map_err(|_| DatabaseError::Closed)?;
+        answer.await.unwrap_or_else(|_| Err(writer_stopped()))
     }
 
-    /// [`Database::write`] for code that is not async, such as migrations before the runtime starts. It blocks its
-    /// thread.
+    /// [`Database::write`] for code that is not async, such as migrations before the runtime starts. It blocks the
+    /// calling thread.
     pub fn write_blocking<T, F>(&self, job: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
-        let mut work: Box<dyn Job> = Box::new(Work::new(Guard::Job, job, Reply::Blocking(reply)));
-        // `blocking_send` would panic on a runtime's thread, where this is slow but not wrong.
-        while let Err(refused) = self.inner.jobs.try_send(work) {
+        let mut work: Box<dyn Job> = Box::new(WriteJob::new(RollbackScope::Job, job, Reply::Blocking(reply)));
+        // Not `blocking_send`: it panics on a runtime's thread, where this loop is only slow.
+        while let Err(refused) = self.state.jobs.try_send(work) {
             match refused {
                 mpsc::error::TrySendError::Full(back) => work = back,
                 mpsc::error::TrySendError::Closed(_) => return Err(DatabaseError::Closed),
             }
             std::thread::sleep(BUSY_PAUSE);
         }
-        answer.recv().unwrap_or_else(|_| Err(writer_died()))
+        answer.recv().unwrap_or_else(|_| Err(writer_stopped()))
     }
 
-    /// Leaves `job` for a later group commit without waiting; `false` if there is no room for it.
-    pub(crate) fn write_later<F>(&self, job: F) -> bool
+    /// Submits `job` for a later group commit without waiting; `false` if the backlog is full.
+    pub(crate) fn write_detached<F>(&self, job: F) -> bool
     where
         F: FnOnce(&Connection) -> Result<(), rusqlite::Error> + Send + 'static,
     {
-        self.inner.jobs.try_send(Box::new(Work::new(Guard::Job, job, Reply::Nobody))).is_ok()
+        self.state.jobs.try_send(Box::new(WriteJob::new(RollbackScope::Job, job, Reply::Discard))).is_ok()
     }
 
     /// Runs `job` on a read connection, off the async threads, in one snapshot.
@@ -161,20 +177,20 @@ impl Database {
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     {
-        let permit = self.inner.readers.clone().acquire_owned().await.map_err(|_| DatabaseError::Closed)?;
-        let inner = self.inner.clone();
+        let permit = self.state.readers.clone().acquire_owned().await.map_err(|_| DatabaseError::Closed)?;
+        let state = self.state.clone();
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let idle = inner.idle_readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let idle = lock(&state.idle_readers).pop();
             let connection = match idle {
                 Some(connection) => connection,
-                None => connect(&inner.path, Role::Reader)?,
+                None => connect(&state.path, ConnectionRole::Reader)?,
             };
-            // A panic in the job drops the connection with its snapshot; the next read opens another.
+            // A panic in the job drops the connection and its snapshot; the next read opens another.
             let transaction = connection.unchecked_transaction()?;
             let value = job(&transaction)?;
             transaction.commit()?;
-            inner.idle_readers.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+            lock(&state.idle_readers).push(connection);
             Ok(value)
         });
         reading.await.unwrap_or_else(|error| match error.try_into_panic() {
@@ -183,78 +199,78 @@ impl Database {
         })
     }
 
-    /// How many jobs wait for the writer.
+    /// Jobs that wait for the writer.
     pub fn waiting(&self) -> usize {
-        self.inner.jobs.max_capacity() - self.inner.jobs.capacity()
+        self.state.jobs.max_capacity() - self.state.jobs.capacity()
     }
 
-    /// The clock that everything in this file goes by.
+    /// The clock for all times stored in this file.
     pub fn clock(&self) -> Clock {
-        self.inner.clock
+        self.state.clock
     }
 
-    /// The file.
+    /// The database file, as given to [`Database::open`].
     pub fn path(&self) -> &Path {
-        &self.inner.path
+        &self.state.path
     }
 
-    /// The signal of that name, the same for every caller in this process.
+    /// The signal with this name; all callers on this handle and its clones share it.
     pub fn signal(&self, name: &str) -> Arc<Signal> {
-        self.inner.signals.get(name)
+        self.state.signals.get(name)
     }
 
-    /// How many group commits this handle and its clones have made.
+    /// Group commits made by this handle and its clones.
     pub fn commits(&self) -> u64 {
-        self.inner.counts.commits.load(Ordering::Relaxed)
+        self.state.counts.commits.load(Ordering::Relaxed)
     }
 
-    /// How many jobs those commits carried, the failed ones included. Jobs by commits shows how well they share.
+    /// Jobs in those commits, failed ones included. Jobs per commit show how well writes are grouped.
     pub fn jobs(&self) -> u64 {
-        self.inner.counts.jobs.load(Ordering::Relaxed)
+        self.state.counts.jobs.load(Ordering::Relaxed)
     }
 }
 
 impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Database").field("path", &self.inner.path).finish_non_exhaustive()
+        f.debug_struct("Database").field("path", &self.state.path).finish_non_exhaustive()
     }
 }
 
-impl Drop for Inner {
+impl Drop for DatabaseState {
     fn drop(&mut self) {
         self.signals.stop();
     }
 }
 
-/// What can go wrong with the file.
+/// Why a database job failed. Unless a variant says otherwise, the job was rolled back.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// No space left on the disk, or the file has reached its limit. Nothing of the job is kept.
+    /// No space left on the disk, or the file has reached its size limit.
     #[error("the disk is full")]
     Full,
-    /// Another process held the file's lock for too long. Nothing of the job is kept.
+    /// Another process held the file's lock for longer than 5 seconds.
     #[error("the database is locked by another process")]
     Busy,
-    /// The writer has stopped. Nothing of the job is kept.
+    /// The writer has stopped.
     #[error("the database is closed")]
     Closed,
-    /// The file or its directory cannot be used.
+    /// The file or its directory cannot be opened or written.
     #[error("cannot use the database file {}", path.display())]
     Io {
-        /// The file.
+        /// The database file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The commit failed in a way that may have left it on disk: it may or may not be there after a crash.
+    /// The commit failed in a way that may have left it on disk: after a crash it may or may not be there.
     #[error("the commit failed half-way; its outcome is unknown")]
     OutcomeUnknown(#[source] Box<dyn Error + Send + Sync>),
-    /// The job panicked. Nothing of it is kept.
+    /// The job panicked, with this message.
     #[error("a database job panicked: {0}")]
     Panicked(String),
-    /// Any other error, usually the job's own, such as a constraint. Nothing of the job is kept.
-    #[error("the database refused")]
+    /// Any other error, usually the job's own, such as a violated constraint.
+    #[error("the database refused the job")]
     Sqlite(#[source] rusqlite::Error),
 }
 
@@ -283,19 +299,19 @@ impl From<rusqlite::Error> for DatabaseError {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum ConnectionRole {
     Writer,
     Reader,
 }
 
-fn connect(path: &Path, role: Role) -> Result<Connection, DatabaseError> {
+fn connect(path: &Path, role: ConnectionRole) -> Result<Connection, DatabaseError> {
     let connection = Connection::open(path)?;
     connection.busy_handler(Some(|tries| {
         std::thread::sleep(BUSY_PAUSE);
         u128::from(tries.unsigned_abs()) * BUSY_PAUSE.as_millis() < BUSY_TIMEOUT.as_millis()
     }))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_CACHED_MAX);
-    if role == Role::Writer {
+    if role == ConnectionRole::Writer {
         write_ahead(&connection)?;
         connection.pragma_update(None, "wal_autocheckpoint", WAL_CHECKPOINT_PAGES)?;
         connection.pragma_update(None, "journal_size_limit", WAL_BYTES_KEPT_MAX)?;
@@ -304,13 +320,13 @@ fn connect(path: &Path, role: Role) -> Result<Connection, DatabaseError> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
-    if role == Role::Reader {
+    if role == ConnectionRole::Reader {
         connection.pragma_update(None, "query_only", true)?;
     }
     Ok(connection)
 }
 
-/// Two processes that start together agree on the one clock: whoever gets the lock first sets it.
+/// Sets or reads the file's clock under the write lock, so that processes that start together agree on one.
 fn set_clock(connection: &Connection) -> Result<Clock, DatabaseError> {
     connection.execute_batch("BEGIN IMMEDIATE")?;
     let clock = Clock::of(connection);
@@ -318,8 +334,8 @@ fn set_clock(connection: &Connection) -> Result<Clock, DatabaseError> {
     Ok(clock?)
 }
 
-/// Two processes that create the file together get in each other's way here, and SQLite does not call the busy
-/// handler for it.
+/// Switches to the write-ahead log. When two processes create the file together one of them finds it locked, and SQLite
+/// does not call the busy handler for this pragma.
 fn write_ahead(connection: &Connection) -> Result<(), DatabaseError> {
     let tries_max = BUSY_TIMEOUT.as_millis() / BUSY_PAUSE.as_millis();
     for _ in 0..tries_max {
@@ -333,8 +349,8 @@ fn write_ahead(connection: &Connection) -> Result<(), DatabaseError> {
     Err(DatabaseError::Busy)
 }
 
-/// SQLite says only "unable to open database file" when it cannot create its log beside the file. This asks the
-/// system and passes on its answer.
+/// Creates the directory and checks that files can be created in it. SQLite reports only "unable to open database file"
+/// when it cannot create its log there; this returns the operating system's error.
 fn check_directory(path: &Path) -> Result<(), DatabaseError> {
     static PROBES: AtomicU64 = AtomicU64::new(0);
     let fail = |source| DatabaseError::Io { path: path.to_owned(), source };
@@ -350,11 +366,6 @@ fn check_directory(path: &Path) -> Result<(), DatabaseError> {
     Ok(())
 }
 
-fn writer_died() -> DatabaseError {
+fn writer_stopped() -> DatabaseError {
     DatabaseError::OutcomeUnknown("the writer stopped before it answered".into())
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no text").to_owned()
 }

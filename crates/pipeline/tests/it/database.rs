@@ -94,7 +94,7 @@ async fn a_marked_signal_has_fired_when_the_write_is_answered() {
     let signal = db.signal("test");
     // The poller fires too, but not this often.
     for round in 0..100 {
-        let mut waiting = signal.waiting();
+        let mut waiting = signal.subscribe();
         let inside = signal.clone();
         db.write(move |_| {
             inside.mark();
@@ -463,7 +463,9 @@ async fn a_sure_job_that_fails_takes_its_whole_group_with_it_and_the_next_group_
     for n in 0..10 {
         let db = db.clone();
         jobs.spawn(async move {
-            db.write_sure(move |conn| conn.execute("INSERT INTO numbers (n) VALUES (?1)", [n])).await.is_ok()
+            db.write_without_savepoint(move |conn| conn.execute("INSERT INTO numbers (n) VALUES (?1)", [n]))
+                .await
+                .is_ok()
         });
     }
     // Every job must be waiting before the writer goes on, so that all share one group.
@@ -477,7 +479,7 @@ async fn a_sure_job_that_fails_takes_its_whole_group_with_it_and_the_next_group_
         db.read(|conn| conn.query_row("SELECT COUNT(*) FROM numbers", [], |row| row.get(0))).await.unwrap();
     assert_eq!(stored, 1 + kept, "whoever was told yes is there, and nobody else");
     assert!(kept < 10, "the one that is there already cannot be stored again");
-    db.write_sure(|conn| conn.execute("INSERT INTO numbers (n) VALUES (99)", [])).await.unwrap();
+    db.write_without_savepoint(|conn| conn.execute("INSERT INTO numbers (n) VALUES (99)", [])).await.unwrap();
 }
 
 #[tokio::test]

@@ -99,7 +99,7 @@ impl SqliteStore {
     ) -> Result<Accepted, StoreError> {
         let queue = queue.clone();
         // New ids and a message: there is nothing here that could fail for this request alone.
-        let accepted = self.database.write_sure(move |connection| {
+        let accepted = self.database.write_without_savepoint(move |connection| {
             let accepted = accept(connection, &row, key.as_ref())?;
             if accepted == Accepted::Now {
                 queue.enqueue(connection, std::slice::from_ref(&message))?;

@@ -1,8 +1,9 @@
-//! The consuming side of a connection: fetches what receivers ask for, acknowledges, and takes back ended leases.
+//! The consuming side of a connection: takes deliveries for waiting receivers, acknowledges, and requeues messages whose
+//! lease ended.
 //!
-//! A message in a local buffer is hidden from every other process although nobody works on it. So consumers are given
-//! exactly as much credit as receivers here have asked for, and a consumer keeps its credit as its messages are
-//! settled. When nobody has asked for a while the consumers are cancelled and what came unasked is given back.
+//! A message in the local buffer is hidden from every other process although no handler works on it. So consumers get
+//! exactly as much credit (prefetch) as receivers of this process demand, and a consumer keeps its credit as its messages
+//! are settled. After [`IDLE_AFTER`] without a receiver, the consumers are cancelled and buffered messages are returned.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,24 +19,26 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::inbox::{Held, Taken};
-use super::wire::{Burial, Envelope, earlier_deliveries};
-use super::{Shared, lock};
+use super::RabbitMqState;
+use super::inbox::{DetachedDelivery, HeldDelivery};
+use super::wire::{Burial, WireMessage, earlier_deliveries};
+use crate::lock::lock;
+use crate::queue::burial_reason;
 
-/// Nobody waiting for this long: consumers are cancelled.
+/// Consumers are cancelled after this time without a waiting receiver.
 const IDLE_AFTER: Duration = Duration::from_millis(200);
-/// More consumers than this on one channel are not kept: the spent ones are cancelled.
+/// From this number of consumers on a channel, those without free credit are cancelled.
 const CONSUMERS_MAX: usize = 8;
-/// How many deliveries are taken in before acknowledgements get their turn.
+/// Deliveries accepted in a row before acknowledgements are sent.
 const ARRIVALS_MAX: usize = 1000;
-/// Before a message that could not be moved is given back to the broker, which delivers it again at once.
+/// Pause before a message that could not be moved is returned to the broker, which redelivers it immediately.
 const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// A delivery to the consumer of that number; `None`: it has ended.
+/// A delivery to the consumer with this number; `None`: the consumer has ended.
 type Arrival = (u32, Option<lapin::Result<Delivery>>);
 
-struct Intake<'a> {
-    shared: &'a Arc<Shared>,
+struct ConsumeLoop<'a> {
+    state: &'a Arc<RabbitMqState>,
     channel: &'a Channel,
     consumers: HashMap<u32, Consumer>,
     arrivals: SelectAll<BoxStream<'static, Arrival>>,
@@ -44,46 +47,46 @@ struct Intake<'a> {
 
 struct Consumer {
     tag: ShortString,
-    /// How many deliveries it may have outstanding.
+    /// Unacknowledged deliveries that it may have (prefetch).
     credit: usize,
     outstanding: usize,
 }
 
-/// Runs until the channel or `ended` does.
-pub(super) async fn run(shared: &Arc<Shared>, channel: &Channel, ended: &CancellationToken) -> lapin::Result<()> {
-    let mut intake =
-        Intake { shared, channel, consumers: HashMap::new(), arrivals: SelectAll::new(), last_consumer: 0 };
-    let result = ended.run_until_cancelled(intake.work()).await.unwrap_or(Ok(()));
+/// Runs until the channel fails or `ended` is cancelled.
+pub(super) async fn run(state: &Arc<RabbitMqState>, channel: &Channel, ended: &CancellationToken) -> lapin::Result<()> {
+    let mut consume_loop =
+        ConsumeLoop { state, channel, consumers: HashMap::new(), arrivals: SelectAll::new(), last_consumer: 0 };
+    let result = ended.run_until_cancelled(consume_loop.work()).await.unwrap_or(Ok(()));
     if channel.status().connected() {
-        // What was settled before the end is not delivered again after it.
-        intake.send_frames(true).await?;
+        // Send the last acknowledgements, so that settled messages are not redelivered.
+        consume_loop.send_frames(true).await?;
     }
     result
 }
 
-impl Intake<'_> {
+impl ConsumeLoop<'_> {
     async fn work(&mut self) -> lapin::Result<()> {
         loop {
-            let next_end = self.take_back_lapsed();
+            let next_end = self.requeue_expired();
             let acks_due = self.send_frames(false).await?;
-            let idle_at = self.rest_when_idle().await?;
-            self.ask_for_more().await?;
+            let idle_at = self.cancel_when_idle().await?;
+            self.request_more().await?;
             let wake_at = [next_end, acks_due, idle_at].into_iter().flatten().min();
             tokio::select! {
-                Some(arrival) = self.arrivals.next(), if !self.arrivals.is_empty() => self.take_in(arrival)?,
-                () = self.shared.changed.notified() => {}
+                Some(arrival) = self.arrivals.next(), if !self.arrivals.is_empty() => self.accept_arrivals(arrival)?,
+                () = self.state.changed.notified() => {}
                 () = tokio::time::sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {}
             }
         }
     }
 
-    /// Takes in this arrival and all that have come with it.
-    fn take_in(&mut self, first: Arrival) -> lapin::Result<()> {
+    /// Accepts this arrival and all others that are ready.
+    fn accept_arrivals(&mut self, first: Arrival) -> lapin::Result<()> {
         let mut next = Some(first);
         for _ in 0..ARRIVALS_MAX {
             match next.take() {
                 Some((number, Some(delivery))) => self.arrive(number, delivery?),
-                // Not at our wish: the queue was deleted, or its leader went away.
+                // Cancelled by the broker: the queue was deleted, or its leader is gone.
                 Some((number, None)) if self.consumers.contains_key(&number) => return Err(consumer_ended()),
                 Some((_, None)) => {}
                 None => break,
@@ -93,8 +96,8 @@ impl Intake<'_> {
         if let Some((number, Some(delivery))) = next {
             self.arrive(number, delivery?);
         }
-        if lock(&self.shared.inbox).worth_telling(Instant::now()) {
-            self.shared.arrived.notify_waiters();
+        if lock(&self.state.inbox).should_wake_receivers(Instant::now()) {
+            self.state.arrived.notify_waiters();
         }
         Ok(())
     }
@@ -105,51 +108,52 @@ impl Intake<'_> {
             consumer.outstanding += 1;
         }
         let now = SystemTime::now();
-        let envelope = Envelope::read(&properties, data, now);
-        let options = &self.shared.options.queue;
-        let mut inbox = lock(&self.shared.inbox);
+        let message = WireMessage::read(&properties, data, now);
+        let options = &self.state.options.queue;
+        let mut inbox = lock(&self.state.inbox);
         inbox.delivered(tag, number);
-        let receives = inbox.received(&envelope, earlier_deliveries(&properties, redelivered));
-        let (hops, expires_at) = (envelope.hops, envelope.expires_at);
-        let held = Held { tag, envelope: Arc::new(envelope), receives };
-        let reason = if expires_at.is_some_and(|at| at <= now) {
-            "retention over".to_owned()
-        } else if options.receives_max.is_some_and(|max| receives >= max) {
-            format!("received {receives} times without being settled")
-        } else if hops == 0 {
-            return inbox.keep(held);
-        } else {
-            let mut envelope = Envelope::clone(&held.envelope);
-            envelope.hops -= 1;
-            let taken = inbox.divert(held, Instant::now());
-            return spawn_move(self.shared, taken, Move::Wait(envelope));
+        let receives = inbox.received(&message, earlier_deliveries(&properties, redelivered));
+        let (hops, expires_at) = (message.hops, message.expires_at);
+        let held = HeldDelivery { tag, message: Arc::new(message), receives };
+        let expired = expires_at.is_some_and(|at| at <= now);
+        let burial = burial_reason(expired, receives, options.receives_max);
+        if burial.is_none() && hops == 0 {
+            return inbox.buffer(held);
+        }
+        let mut message = WireMessage::clone(&held.message);
+        let to = match burial {
+            Some(reason) => {
+                message.receives = receives;
+                message.burial = Some(Burial { reason, by_queue: true, at: now });
+                Move::Bury(message)
+            }
+            None => {
+                message.hops -= 1;
+                Move::DelayAgain(message)
+            }
         };
-        let mut envelope = Envelope::clone(&held.envelope);
-        envelope.receives = receives;
-        envelope.burial = Some(Burial { reason, by_queue: true, at: now });
-        let taken = inbox.divert(held, Instant::now());
-        spawn_move(self.shared, taken, Move::Bury(envelope));
+        spawn_move(self.state, inbox.detach(held, Instant::now()), to);
     }
 
-    /// Ended leases go to the end of the queue with one more receive. Returns when the next one ends.
-    fn take_back_lapsed(&mut self) -> Option<Instant> {
-        let (lapsed, next_end) = lock(&self.shared.inbox).lapsed(Instant::now());
-        for taken in lapsed {
-            let mut envelope = Envelope::clone(&taken.held.envelope);
-            envelope.receives = taken.held.receives.saturating_add(1);
-            spawn_move(self.shared, taken, Move::Lapse(envelope));
+    /// Requeues messages whose lease ended, with one more receive. Returns when the next lease ends.
+    fn requeue_expired(&mut self) -> Option<Instant> {
+        let (expired, next_end) = lock(&self.state.inbox).expired(Instant::now());
+        for taken in expired {
+            let mut message = WireMessage::clone(&taken.held.message);
+            message.receives = taken.held.receives.saturating_add(1);
+            spawn_move(self.state, taken, Move::Requeue(message));
         }
         next_end
     }
 
-    /// Sends what can be sent now, or with `last` all there is; returns when there is more to send.
+    /// Sends the acknowledgements that are due, or all of them with `last`. Returns when the next ones are due.
     async fn send_frames(&mut self, last: bool) -> lapin::Result<Option<Instant>> {
         let (frames, acks_due) = {
-            let mut inbox = lock(&self.shared.inbox);
-            (inbox.frames(Instant::now(), last), inbox.acks_wait_until())
+            let mut inbox = lock(&self.state.inbox);
+            (inbox.frames(Instant::now(), last), inbox.acks_deadline())
         };
-        // All frames are queued at the first poll, in this order: what is counted as acknowledged is so for the broker
-        // before the next frame for many is worked out.
+        // All frames are queued at the first poll, in this order, so the broker sees them before the next multiple
+        // acknowledgement is computed.
         let acks = frames
             .acks
             .iter()
@@ -167,9 +171,10 @@ impl Intake<'_> {
         Ok(acks_due)
     }
 
-    /// With nobody waiting, cancels the consumers and gives back what they brought; or says when to.
-    async fn rest_when_idle(&mut self) -> lapin::Result<Option<Instant>> {
-        let idle_since = lock(&self.shared.inbox).idle_since();
+    /// After [`IDLE_AFTER`] without receivers, cancels the consumers and returns buffered messages. Before that, returns
+    /// when to do so.
+    async fn cancel_when_idle(&mut self) -> lapin::Result<Option<Instant>> {
+        let idle_since = lock(&self.state.inbox).idle_since();
         let Some(idle_since) = idle_since.filter(|_| !self.consumers.is_empty()) else { return Ok(None) };
         if Instant::now() < idle_since + IDLE_AFTER {
             return Ok(Some(idle_since + IDLE_AFTER));
@@ -182,14 +187,14 @@ impl Intake<'_> {
                 self.arrive(number, delivery?);
             }
         }
-        self.shared.arrived.notify_waiters();
-        lock(&self.shared.inbox).give_back_unread();
+        self.state.arrived.notify_waiters();
+        lock(&self.state.inbox).return_unread();
         self.send_frames(true).await?;
         Ok(None)
     }
 
-    async fn ask_for_more(&mut self) -> lapin::Result<()> {
-        let wanted = lock(&self.shared.inbox).wanted(self.shared.options.held_max);
+    async fn request_more(&mut self) -> lapin::Result<()> {
+        let wanted = lock(&self.state.inbox).wanted(self.state.options.held_max);
         let free: usize = self.consumers.values().map(|one| one.credit.saturating_sub(one.outstanding)).sum();
         if wanted <= free {
             return Ok(());
@@ -202,7 +207,7 @@ impl Intake<'_> {
         }
         let credit = u16::try_from(wanted - free).unwrap_or(u16::MAX);
         self.channel.basic_qos(credit, BasicQosOptions { global: false }).await?;
-        let queue = self.shared.options.topology.queue.as_str().into();
+        let queue = self.state.options.topology.queue.as_str().into();
         let options = BasicConsumeOptions::default();
         let consumer = self.channel.basic_consume(queue, "".into(), options, FieldTable::default()).await?;
         self.last_consumer += 1;
@@ -214,41 +219,41 @@ impl Intake<'_> {
     }
 }
 
-/// Where a delivery goes that nobody received, or whose receiver was lost.
+/// Where a delivery goes that no receiver takes, or whose lease ended.
 enum Move {
-    /// To the dead letters.
-    Bury(Envelope),
+    /// To the dead-letter queue.
+    Bury(WireMessage),
     /// Back to the queue.
-    Lapse(Envelope),
-    /// To wait once more: its delay is longer than one queue can hold it.
-    Wait(Envelope),
+    Requeue(WireMessage),
+    /// To a delay queue again: its delay is longer than one queue can hold it.
+    DelayAgain(WireMessage),
 }
 
-/// Publishes it where it goes, then acknowledges the delivery: a crash between the two makes it twice, never none.
-fn spawn_move(shared: &Arc<Shared>, taken: Taken, to: Move) {
-    let shared = Arc::clone(shared);
-    shared.tasks.clone().spawn(async move {
+/// Publishes the message, then acknowledges the old delivery: a crash in between leaves two copies, never none.
+fn spawn_move(state: &Arc<RabbitMqState>, taken: DetachedDelivery, to: Move) {
+    let state = Arc::clone(state);
+    state.tasks.clone().spawn(async move {
         let published = match &to {
-            Move::Bury(envelope) => shared.publish_dead(envelope).await,
-            Move::Lapse(envelope) => shared.publish(envelope, Duration::ZERO).await,
-            Move::Wait(envelope) => shared.publish_wait(envelope).await,
+            Move::Bury(message) => state.publish_dead(message).await,
+            Move::Requeue(message) => state.publish(message, Duration::ZERO).await,
+            Move::DelayAgain(message) => state.publish_delay_again(message).await,
         };
         match published {
-            Ok(()) => drop(lock(&shared.inbox).settle(&taken)),
+            Ok(()) => drop(lock(&state.inbox).settle(&taken)),
             Err(error) => {
                 warn!(
-                    queue = shared.name(),
-                    messageId = %taken.held.envelope.id,
+                    queue = state.name(),
+                    messageId = %taken.held.message.id,
                     error = &error as &dyn std::error::Error,
-                    "a message could not be moved and stays in the queue"
+                    "cannot move the message; it stays in the queue"
                 );
-                if !matches!(to, Move::Lapse(_)) {
-                    let _ = tokio::time::timeout(MOVE_AGAIN_AFTER, shared.stop.cancelled()).await;
+                if !matches!(to, Move::Requeue(_)) {
+                    let _ = tokio::time::timeout(MOVE_AGAIN_AFTER, state.stop.cancelled()).await;
                 }
-                lock(&shared.inbox).give_back(&taken);
+                lock(&state.inbox).return_delivery(&taken);
             }
         }
-        shared.changed.notify_one();
+        state.changed.notify_one();
     });
 }
 

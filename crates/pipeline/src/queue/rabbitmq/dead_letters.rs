@@ -1,8 +1,8 @@
-//! Reading the dead-letter queue. A queue can only be read by taking: all its messages are delivered to us, nothing is
-//! acknowledged but what is removed, and the rest goes back. A quorum queue may put what goes back at its end, so the
-//! order is that of the burials, not of the queue.
+//! Reads and changes the dead-letter queue. AMQP reads a queue only by consuming it: the reader receives all messages,
+//! acknowledges only those that it removes, and requeues the rest. A quorum queue may requeue at its end, so letters are
+//! ordered by burial time and not by their position.
 //!
-//! While one process reads, the others see fewer dead letters. Should it die, the broker gives all of them back.
+//! While one process reads, others see fewer dead letters. If it dies, the broker requeues all of them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, SystemTime};
@@ -16,46 +16,46 @@ use lapin::types::FieldTable;
 use tokio::time::Instant;
 
 use super::session::Session;
-use super::wire::{Burial, Envelope};
-use super::{Shared, WAIT_MAX};
+use super::wire::{Burial, WireMessage};
+use super::{RabbitMqState, WAIT_MAX};
 use crate::message::{DeadLetter, MessageId};
 use crate::queue::QueueError;
 
-/// How many dead letters one call reads at most; those behind them are reached when these are gone.
+/// Dead letters that one call reads; further ones are reached once these are removed.
 pub const DEAD_LETTERS_READ_MAX: usize = 10_000;
-/// How large they may be together.
+/// Total size of the bodies that one call reads.
 pub const DEAD_LETTERS_READ_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// A delivery that the broker counted and that does not come for this long was taken by somebody else.
-const NEXT_WITHIN: Duration = Duration::from_secs(2);
-/// How long to wait until the broker shows again what was given back.
-const SHOWN_WITHIN: Duration = Duration::from_secs(1);
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long to wait for the next counted letter before assuming that another reader has taken it.
+const NEXT_LETTER_WAIT: Duration = Duration::from_secs(2);
+/// How long to wait until requeued letters are counted again.
+const REQUEUE_VISIBLE_WAIT: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 
-/// A dead letter in hand.
-pub(super) struct Found {
+/// A dead letter that the reader has received.
+pub(super) struct TakenLetter {
     tag: u64,
-    pub(super) envelope: Envelope,
+    pub(super) message: WireMessage,
     pub(super) burial: Burial,
 }
 
-/// The dead-letter queue, being read.
-pub(super) struct Reading {
+/// Holds the received letters until [`DeadLetterReader::finish`].
+pub(super) struct DeadLetterReader {
     channel: Channel,
     queue: String,
-    /// How many there were at the start.
-    there: usize,
+    /// Messages in the queue at the start.
+    count_at_start: usize,
     taken: usize,
     removed: usize,
 }
 
-impl Reading {
-    /// Takes all there is, up to the limits. Returns it in the order of burial.
-    pub(super) async fn start(session: &Session, queue: &str) -> lapin::Result<(Self, Vec<Found>)> {
+impl DeadLetterReader {
+    /// Receives all letters, up to the limits, and returns them in the order of burial.
+    pub(super) async fn start(session: &Session, queue: &str) -> lapin::Result<(Self, Vec<TakenLetter>)> {
         let channel = session.channel().await?;
-        let there = message_count(&channel, queue).await?;
-        let mut reading = Self { channel, queue: queue.to_owned(), there, taken: 0, removed: 0 };
+        let count_at_start = message_count(&channel, queue).await?;
+        let mut reading = Self { channel, queue: queue.to_owned(), count_at_start, taken: 0, removed: 0 };
         let mut found = Vec::new();
-        let expected = there.min(DEAD_LETTERS_READ_MAX);
+        let expected = count_at_start.min(DEAD_LETTERS_READ_MAX);
         if expected == 0 {
             return Ok((reading, found));
         }
@@ -66,14 +66,14 @@ impl Reading {
             reading.channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await?;
         let mut size = 0;
         while reading.taken < expected && size < DEAD_LETTERS_READ_BYTES_MAX {
-            let Ok(Some(delivery)) = tokio::time::timeout(NEXT_WITHIN, consumer.next()).await else { break };
+            let Ok(Some(delivery)) = tokio::time::timeout(NEXT_LETTER_WAIT, consumer.next()).await else { break };
             let delivery = delivery?;
             reading.taken += 1;
             size += delivery.data.len();
             let now = SystemTime::now();
-            let envelope = Envelope::read(&delivery.properties, delivery.data, now);
-            let burial = envelope.burial_or(&delivery.properties, now);
-            found.push(Found { tag: delivery.delivery_tag, envelope, burial });
+            let message = WireMessage::read(&delivery.properties, delivery.data, now);
+            let burial = message.burial_or(&delivery.properties, now);
+            found.push(TakenLetter { tag: delivery.delivery_tag, message, burial });
         }
         reading.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
         while let Some(delivery) = consumer.next().await {
@@ -84,28 +84,28 @@ impl Reading {
         Ok((reading, found))
     }
 
-    /// Removes one for good.
-    pub(super) async fn remove(&mut self, found: &Found) -> lapin::Result<()> {
+    /// Removes a letter permanently.
+    pub(super) async fn remove(&mut self, found: &TakenLetter) -> lapin::Result<()> {
         self.removed += 1;
         self.channel.basic_ack(found.tag, BasicAckOptions { multiple: false }).await
     }
 
-    /// Gives back what was not removed, and waits until it can be seen again.
+    /// Requeues the letters that were not removed, and waits until they are counted again.
     pub(super) async fn finish(self) -> lapin::Result<()> {
         if self.taken > self.removed {
-            // Zero stands for all that were delivered.
+            // Tag 0 means all unacknowledged deliveries.
             self.channel.basic_nack(0, BasicNackOptions { multiple: true, requeue: true }).await?;
         }
-        let left = self.there.saturating_sub(self.removed);
-        let deadline = Instant::now() + SHOWN_WITHIN;
+        let left = self.count_at_start.saturating_sub(self.removed);
+        let deadline = Instant::now() + REQUEUE_VISIBLE_WAIT;
         while message_count(&self.channel, &self.queue).await? < left && Instant::now() < deadline {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
         self.channel.close(200, "done".into()).await
     }
 }
 
-/// How many messages are due in the queue.
+/// Messages that are ready in the queue.
 pub(super) async fn message_count(channel: &Channel, queue: &str) -> lapin::Result<usize> {
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
@@ -113,12 +113,12 @@ pub(super) async fn message_count(channel: &Channel, queue: &str) -> lapin::Resu
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum DeadChange {
+pub(super) enum DeadLetterChange {
     Replay(Duration),
     Discard,
 }
 
-impl Shared {
+impl RabbitMqState {
     pub(super) async fn dead_letters(
         &self,
         after: Option<&MessageId>,
@@ -129,32 +129,32 @@ impl Shared {
         }
         let session = self.session()?;
         let read = async {
-            let _turn = self.reading.lock().await;
-            let (reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
+            let _reading = self.reading_lock.lock().await;
+            let (reading, found) = DeadLetterReader::start(&session, &self.options.topology.dead_queue).await?;
             reading.finish().await?;
             Ok(found)
         };
-        let found = self.in_time(read).await?;
+        let found = self.with_timeout(read).await?;
         let skip = match after {
             None => 0,
-            Some(id) => 1 + found.iter().position(|found| found.envelope.id == *id).ok_or(QueueError::NotFound)?,
+            Some(id) => 1 + found.iter().position(|found| found.message.id == *id).ok_or(QueueError::NotFound)?,
         };
-        Ok(found.into_iter().skip(skip).take(max).map(|found| found.envelope.letter(found.burial)).collect())
+        Ok(found.into_iter().skip(skip).take(max).map(|found| found.message.letter(found.burial)).collect())
     }
 
     pub(super) async fn change_dead(
         &self,
         ids: &[MessageId],
-        change: DeadChange,
+        change: DeadLetterChange,
     ) -> Result<Vec<Result<(), QueueError>>, QueueError> {
         let session = self.session()?;
-        self.in_time(async {
-            let _turn = self.reading.lock().await;
-            let (mut reading, found) = Reading::start(&session, &self.options.topology.dead_queue).await?;
-            // Of letters with one id the oldest is the first to go.
-            let mut by_id: HashMap<MessageId, VecDeque<Found>> = HashMap::with_capacity(found.len());
+        self.with_timeout(async {
+            let _reading = self.reading_lock.lock().await;
+            let (mut reading, found) = DeadLetterReader::start(&session, &self.options.topology.dead_queue).await?;
+            // If several letters have the same id, the oldest is changed first.
+            let mut by_id: HashMap<MessageId, VecDeque<TakenLetter>> = HashMap::with_capacity(found.len());
             for letter in found {
-                by_id.entry(letter.envelope.id.clone()).or_default().push_back(letter);
+                by_id.entry(letter.message.id.clone()).or_default().push_back(letter);
             }
             let mut answers = Vec::with_capacity(ids.len());
             for id in ids {
@@ -163,8 +163,8 @@ impl Shared {
                     continue;
                 };
                 let moved = match change {
-                    DeadChange::Replay(delay) => self.publish_again(&letter.envelope, delay).await,
-                    DeadChange::Discard => Ok(()),
+                    DeadLetterChange::Replay(delay) => self.publish_replay(&letter.message, delay).await,
+                    DeadLetterChange::Discard => Ok(()),
                 };
                 if moved.is_ok() {
                     reading.remove(&letter).await?;
@@ -177,12 +177,12 @@ impl Shared {
         .await
     }
 
-    /// A dead letter, alive: as it was sent, with no receives.
-    async fn publish_again(&self, letter: &Envelope, delay: Duration) -> Result<(), QueueError> {
-        let mut envelope = letter.clone();
-        envelope.receives = 0;
-        envelope.burial = None;
-        envelope.expires_at = Some(SystemTime::now() + delay + self.options.queue.retention.min(WAIT_MAX));
-        self.publish(&envelope, delay).await
+    /// Publishes a dead letter to the queue again, with a receive count of zero and a new retention.
+    async fn publish_replay(&self, letter: &WireMessage, delay: Duration) -> Result<(), QueueError> {
+        let mut message = letter.clone();
+        message.receives = 0;
+        message.burial = None;
+        message.expires_at = Some(SystemTime::now() + delay + self.options.queue.retention.min(WAIT_MAX));
+        self.publish(&message, delay).await
     }
 }

@@ -1,34 +1,34 @@
-//! Which queue a delayed message waits in. RabbitMQ has no delays, but it has queues whose messages leave after a fixed
-//! time: one queue for each delay, dead-lettering to the main queue. Pure.
+//! Chooses the queue in which a delayed message waits. RabbitMQ has no delays, but it has queues with a message TTL: one
+//! queue for each delay, which dead-letters to the main queue. Pure.
 //!
-//! Delays are rounded up to one of eight steps in each doubling, so that a few queues serve all of them, none ends early
-//! and none ends more than an eighth (or ten milliseconds) late.
+//! Delays are rounded up to one of eight steps per doubling, so that few queues serve all delays. No delay ends early, and
+//! none ends more than an eighth (or 10 ms) late.
 //!
-//! Such queues must go away when unused, yet a queue that expires takes its messages with it, and what counts as use
-//! differs between queue types. So a queue is used for one period only, its name says which, and it outlives the last
-//! message that can have been put into it.
+//! Unused delay queues must expire, but an expiring queue loses its messages, and queue types differ in what counts as
+//! use. So each queue is used for one period only, which is part of its name, and expires after the last message that can
+//! have been published to it.
 
 use std::time::Duration;
 
-/// The longest wait in one queue; longer delays wait several times. The broker's timers end at 49 days, and a queue
-/// lives for twice this and more.
+/// The longest delay of one queue; a longer delay takes several steps. The broker's timers end at 49 days, and a queue
+/// lives for more than twice its delay.
 pub(super) const DELAY_MAX: Duration = Duration::from_secs(20 * 24 * 3600);
-/// A queue is used at least this long before the next one takes its place.
+/// A queue is used for at least this long before the next one replaces it.
 const PERIOD_MIN_MS: u64 = 3600 * 1000;
-/// How far the clocks of two processes may be apart, and how long a publish may be under way.
+/// Allowance for the clock difference between processes and for the duration of a publish.
 const SLACK_MS: u64 = 3600 * 1000;
 const STEP_MIN_MS: u64 = 10;
 
-/// A queue that holds messages for a fixed time.
+/// A queue with a fixed message TTL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DelayQueue {
     pub(super) name: String,
     pub(super) ttl_ms: u64,
-    /// When the broker removes it, counted from its making.
+    /// The broker deletes the queue this long after its declaration.
     pub(super) expires_ms: u64,
 }
 
-/// The queue for messages of `main` that wait `delay` from now on, and how many times [`DELAY_MAX`] they wait after it.
+/// The queue for a message of `main` with this delay, and the number of further steps of [`DELAY_MAX`] after it.
 pub(super) fn delay_queue(main: &str, delay: Duration, now_ms: u64) -> (DelayQueue, u32) {
     let (first, hops) = split(delay, DELAY_MAX);
     let ttl_ms = rounded_up(first);
@@ -37,7 +37,7 @@ pub(super) fn delay_queue(main: &str, delay: Duration, now_ms: u64) -> (DelayQue
     (DelayQueue { name, ttl_ms, expires_ms: ttl_ms + period_ms + SLACK_MS }, hops)
 }
 
-/// A first wait of up to `longest`, and how many waits of `longest` follow it.
+/// Splits a delay into a first step of up to `longest` and a number of further steps of `longest`.
 pub(super) fn split(delay: Duration, longest: Duration) -> (Duration, u32) {
     let longest_ms = longest.as_millis().max(1);
     let hops = delay.as_millis().div_ceil(longest_ms).saturating_sub(1);
@@ -74,11 +74,11 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_outlives_the_last_message_put_into_it() {
+    fn a_queue_outlives_the_last_message_published_to_it() {
         for ms in [1, 300, 60_000, 3_600_001, 86_400_000, 1_728_000_000] {
             let delay = Duration::from_millis(ms);
             let (queue, _) = delay_queue("q", delay, 0);
-            // Made as early and used as late as its name allows.
+            // Declared as early and used as late as its name allows.
             let mut last_used = 0;
             for step in 0..100 {
                 let now = step * (queue.ttl_ms.max(PERIOD_MIN_MS) / 50);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_beyond_the_longest_waits_several_times() {
+    fn a_delay_beyond_the_longest_takes_several_steps() {
         let day = Duration::from_secs(24 * 3600);
         let (queue, hops) = delay_queue("q", day * 45, 0);
         assert_eq!(hops, 2);

@@ -1,25 +1,27 @@
 //! A queue on RabbitMQ (3.10 and later), over AMQP 0-9-1.
 //!
-//! RabbitMQ delivers and takes acknowledgements; leases, receive counts, delays and dead letters with reasons are ours:
+//! RabbitMQ delivers messages and accepts acknowledgements. This backend adds leases, receive counts, delays and dead
+//! letters with reasons:
 //!
-//! - a **lease** is a timer in this process. When it ends, the message is published again with one more receive and then
-//!   the old delivery is acknowledged; its receipt is lost from that moment. When the process dies or freezes the broker
-//!   gives the message out again, because the connection ends (heartbeats).
-//! - a **receipt** belongs to one connection. After a reconnect the old ones are lost leases: nothing is ever
-//!   acknowledged on another connection than it came from.
-//! - **moving** a message (retry, bury, replay, an ended lease) is always: publish, wait for the confirm, acknowledge.
-//!   A crash between makes it twice, never none.
-//! - **receives** are counted in a header, plus what the broker counts for processes that died. A classic queue only
-//!   says that there was some earlier delivery. What a process held unread when it stopped counts as received.
-//! - a **delay** is a queue whose messages leave after that time (`delay`).
+//! - a **lease** is a timer in this process. When it ends, the receipt is lost; the message is published again with one
+//!   more receive, and then the old delivery is acknowledged. If the process dies or freezes, the heartbeat ends its
+//!   connection and the broker redelivers the message.
+//! - a **receipt** belongs to one connection. After a reconnect, old receipts are lost leases: a delivery is acknowledged
+//!   only on its own connection.
+//! - **moving** a message (retry, burial, replay, ended lease) always means: publish, wait for the confirm, acknowledge. A
+//!   crash in between leaves two copies, never none.
+//! - **receives** are counted in a header, plus the broker's count of deliveries to processes that died. A classic queue
+//!   only reports that there was an earlier delivery. Messages that a process had buffered when it stopped count as
+//!   received.
+//! - a **delay** is a queue with a message TTL that dead-letters to the main queue (`delay_queue`).
 //!
-//! What cannot be had from the broker over AMQP: [`Depth::in_flight`] is this process's own, [`Depth::delayed`] covers
-//! the delays that this process has used, and [`Depth::oldest_age`] is estimated from what this process has seen (to
-//! look at a message is to receive it). An `ack` that was answered may be undone by a connection that breaks at the same
-//! moment: the broker does not confirm them.
+//! AMQP does not offer everything that [`Depth`] reports: `in_flight` counts this process only, `delayed` covers the delay
+//! queues that this process has used, and `oldest_age` is estimated from received messages, because reading a message
+//! means receiving it. The broker does not confirm acknowledgements: one that was answered `Ok` is lost if the connection
+//! breaks at that time.
 //!
-//! `session` keeps a connection, `intake` consumes and acknowledges, `publisher` publishes, `inbox` is what is
-//! held meanwhile, `dead` reads dead letters.
+//! `session` maintains the connections, `consume` receives and acknowledges, `publisher` publishes with confirms, `send`
+//! builds and moves messages, `inbox` holds deliveries and leases, `dead_letters` reads the dead-letter queue.
 
 mod ack_frames;
 mod consume;
@@ -36,7 +38,7 @@ mod wire;
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -48,24 +50,25 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::{BoxError, Capabilities, Depth, Queue, QueueError, QueueOptions};
+use super::{BoxError, Capabilities, Depth, Queue, QueueError};
+use crate::lock::lock;
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
-use dead_letters::DeadChange;
-use inbox::{Asking, Inbox, lease_end};
+use dead_letters::DeadLetterChange;
+use inbox::{Inbox, ReceiveDemand, lease_end};
 use send::Destination;
 use session::Session;
-use wire::{Burial, Envelope};
+use wire::{Burial, WireMessage};
 
 pub use dead_letters::{DEAD_LETTERS_READ_BYTES_MAX, DEAD_LETTERS_READ_MAX};
 pub use options::RabbitMqOptions;
 pub use topology::{Delays, QueueType, Topology};
 
-/// A wait, lease or delay longer than this is this long.
+/// Upper limit of waits, leases and delays; longer ones are shortened to it.
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// A receive looks for at least this long: whether anything is due is known after a trip to the broker.
-const LOOK_MIN: Duration = Duration::from_millis(100);
+/// Shortest wait of a receive: whether a message is due is known only after a round trip to the broker.
+const RECEIVE_WAIT_MIN: Duration = Duration::from_millis(100);
 
-/// A queue on RabbitMQ. Cloning it is cheap and gives the same one; the last one dropped ends the connection.
+/// A queue on RabbitMQ. Clones share the same connections; dropping the last clone closes them.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -80,81 +83,82 @@ const LOOK_MIN: Duration = Duration::from_millis(100);
 /// ```
 #[derive(Clone)]
 pub struct RabbitMqQueue {
-    shared: Arc<Shared>,
+    state: Arc<RabbitMqState>,
     _stop: Arc<DropGuard>,
 }
 
-/// Whether there is a connection.
-enum Connected {
-    NotYet,
+/// The state of the connection to the broker.
+enum ConnectionState {
+    Connecting,
     Failed(String),
     Up(Arc<Session>),
 }
 
-struct Shared {
+struct RabbitMqState {
     options: RabbitMqOptions,
     inbox: Mutex<Inbox>,
-    /// Tells receivers to look again.
+    /// Wakes receivers.
     arrived: Notify,
-    /// Tells the intake to look again.
+    /// Wakes the consuming task.
     changed: Notify,
-    connected: watch::Sender<Connected>,
+    connected: watch::Sender<ConnectionState>,
     /// The delay queues that this process has used.
     delay_queues: Mutex<BTreeSet<String>>,
-    /// One reader of dead letters at a time, or each would see a part.
-    reading: tokio::sync::Mutex<()>,
-    /// The clock at the start and the time since: no setting of the clock changes it.
+    /// Held while dead letters are read: concurrent readers would each see a part.
+    reading_lock: tokio::sync::Mutex<()>,
+    /// System time and monotonic time at the start, for a clock that does not follow steps of the system clock.
     started: (SystemTime, Instant),
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl RabbitMqQueue {
-    /// Connects, and makes or checks the queues. Afterwards it reconnects by itself.
+    /// Connects and declares the queues. Reconnects automatically afterwards.
     pub async fn connect(options: RabbitMqOptions) -> Result<Self, QueueError> {
         let stop = CancellationToken::new();
         let instance = Uuid::now_v7().as_u64_pair().1;
-        let shared = Arc::new(Shared {
+        let state = Arc::new(RabbitMqState {
             inbox: Mutex::new(Inbox::new(instance)),
             arrived: Notify::new(),
             changed: Notify::new(),
-            connected: watch::Sender::new(Connected::NotYet),
+            connected: watch::Sender::new(ConnectionState::Connecting),
             delay_queues: Mutex::default(),
-            reading: tokio::sync::Mutex::default(),
+            reading_lock: tokio::sync::Mutex::default(),
             started: (SystemTime::now(), Instant::now()),
             tasks: TaskTracker::new(),
             stop: stop.clone(),
             options,
         });
-        let this = Self { _stop: Arc::new(stop.drop_guard()), shared };
-        let mut connected = this.shared.connected.subscribe();
-        this.shared.tasks.spawn(session::keep(Arc::clone(&this.shared)));
-        let first = connected.wait_for(|connected| !matches!(connected, Connected::NotYet)).await;
+        let this = Self { _stop: Arc::new(stop.drop_guard()), state };
+        let mut connected = this.state.connected.subscribe();
+        this.state.tasks.spawn(session::maintain(Arc::clone(&this.state)));
+        let first = connected.wait_for(|connected| !matches!(connected, ConnectionState::Connecting)).await;
         match &*first.map_err(|error| QueueError::Unavailable(error.into()))? {
-            Connected::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
+            ConnectionState::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
             _ => Ok(this),
         }
     }
 
-    /// Ends the connection in order. What is leased or held unread is given out again by the broker.
+    /// Closes the connections in order, after pending acknowledgements. The broker redelivers leased and buffered messages.
     pub async fn close(&self) {
-        self.shared.stop.cancel();
-        self.shared.tasks.close();
-        self.shared.tasks.wait().await;
+        self.state.stop.cancel();
+        self.state.tasks.close();
+        self.state.tasks.wait().await;
     }
 
-    /// Deletes the queues with everything in them, and the delay queues that this process has used.
+    /// Deletes the queues with their messages, and the delay queues that this process has used.
     pub async fn delete(&self) -> Result<(), QueueError> {
-        let session = self.shared.session()?;
-        let topology = &self.shared.options.topology;
-        let mut names: Vec<_> = lock(&self.shared.delay_queues).iter().cloned().collect();
+        let session = self.state.session()?;
+        let topology = &self.state.options.topology;
+        let mut names: Vec<_> = lock(&self.state.delay_queues).iter().cloned().collect();
         if let Delays::Fixed { queue, .. } = &topology.delays {
             names.push(queue.clone());
         }
-        // The main queue last but one: what still waits in a delay queue would go there, and dead letters come from it.
+        // Delay queues first, because they dead-letter to the main queue; then the main queue, which dead-letters to the
+        // last one.
         names.extend([topology.queue.clone(), topology.dead_queue.clone()]);
         for name in names {
-            let deleted = self.shared.in_time(async {
+            let deleted = self.state.with_timeout(async {
                 let channel = session.channel().await?;
                 channel.queue_delete(name.into(), QueueDeleteOptions::default()).await?;
                 channel.close(200, "done".into()).await
@@ -164,39 +168,40 @@ impl RabbitMqQueue {
         Ok(())
     }
 
-    /// Takes the receipts' deliveries and moves each: what `change` makes of it is published, then it is acknowledged.
+    /// Moves leased messages: publishes each as changed by `change`, then acknowledges the old delivery.
     async fn move_leased<E: Send + 'static>(
         &self,
         entries: Vec<(Receipt, E)>,
-        change: fn(&mut Envelope, &E) -> Destination,
+        change: fn(&mut WireMessage, &E) -> Destination,
     ) -> Vec<Result<(), QueueError>> {
         let now = Instant::now();
         let taken: Vec<_> = {
-            let mut inbox = lock(&self.shared.inbox);
+            let mut inbox = lock(&self.state.inbox);
             entries.into_iter().map(|(receipt, extra)| (inbox.take_lease(&receipt, now), extra)).collect()
         };
         let moves = taken.into_iter().map(|(taken, extra)| async move {
             let taken = taken.ok_or(QueueError::LeaseLost)?;
-            let mut envelope = Envelope::clone(&taken.held.envelope);
-            envelope.receives = taken.held.receives.saturating_add(1);
-            let destination = change(&mut envelope, &extra);
-            let shared = Arc::clone(&self.shared);
-            // A task, because the delivery is out of the inbox: if our caller gives up, this must still come to an end.
-            let moving = self.shared.tasks.spawn(async move { shared.move_taken(taken, &envelope, destination).await });
+            let mut message = WireMessage::clone(&taken.held.message);
+            message.receives = taken.held.receives.saturating_add(1);
+            let destination = change(&mut message, &extra);
+            let state = Arc::clone(&self.state);
+            // In a task: the delivery has left the inbox, so the move must complete even if the caller drops its future.
+            let moving =
+                self.state.tasks.spawn(async move { state.publish_then_ack(taken, &message, destination).await });
             moving.await.unwrap_or_else(|error| Err(QueueError::OutcomeUnknown(error.into())))
         });
         futures::future::join_all(moves).await
     }
 
     /// Finds dead letters by id and applies `change` to each before it is removed.
-    async fn change_dead(&self, ids: &[MessageId], change: DeadChange) -> Vec<Result<(), QueueError>> {
+    async fn change_dead(&self, ids: &[MessageId], change: DeadLetterChange) -> Vec<Result<(), QueueError>> {
         if ids.is_empty() {
             return Vec::new();
         }
-        match self.shared.change_dead(ids, change).await {
+        match self.state.change_dead(ids, change).await {
             Ok(answers) => answers,
             Err(error) => {
-                // Some may have been moved: the same error for all, in words that allow for both.
+                // Some letters may have been changed, so the outcome is unknown for all.
                 let error = Arc::new(error);
                 ids.iter().map(|_| Err(QueueError::OutcomeUnknown(Box::new(Arc::clone(&error))))).collect()
             }
@@ -207,38 +212,38 @@ impl RabbitMqQueue {
 #[async_trait]
 impl Queue for RabbitMqQueue {
     fn name(&self) -> &str {
-        self.shared.name()
+        self.state.name()
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             durable: true,
-            // A quorum queue may put what a process gave back unread behind what was sent later.
-            ordered: self.shared.options.topology.queue_type == QueueType::Classic,
+            // A quorum queue may requeue returned messages behind newer ones.
+            ordered: self.state.options.topology.queue_type == QueueType::Classic,
             fenced: true,
             shared: true,
             cancel_safe: true,
-            request_carries: 1,
-            body_bytes_max: self.shared.options.queue.body_bytes_max,
+            messages_per_request: 1,
+            body_bytes_max: self.state.options.queue.body_bytes_max,
             delay_max: WAIT_MAX,
         }
     }
 
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
-        let deadline = self.shared.deadline();
+        let deadline = self.state.deadline();
         let mut started: Vec<Result<_, QueueError>> = Vec::with_capacity(messages.len());
         for message in messages {
-            // One after the other, so that they are in the queue in this order; their confirms come as they come.
+            // Publish in order; the confirms may arrive in any order.
             let start = async {
-                let (envelope, delay) = self.shared.envelope(message)?;
-                let publishing = self.shared.start(&envelope, delay, deadline).await?;
-                Ok((envelope.id, publishing))
+                let (message, delay) = self.state.new_message(message)?;
+                let pending = self.state.start(&message, delay, deadline).await?;
+                Ok((message.id, pending))
             };
             started.push(start.await);
         }
         let confirms = started.into_iter().map(|started| async {
-            let (id, publishing) = started?;
-            self.shared.confirmed(publishing).await.map(|()| id)
+            let (id, pending) = started?;
+            self.state.confirmed(pending).await.map(|()| id)
         });
         futures::future::join_all(confirms).await
     }
@@ -247,28 +252,28 @@ impl Queue for RabbitMqQueue {
         if max == 0 {
             return Ok(Vec::new());
         }
-        let shared = &*self.shared;
-        let deadline = Instant::now() + wait.clamp(LOOK_MIN, WAIT_MAX);
-        // While there is no connection the broker has its time to come back, but no more than any call has.
-        let give_up_at = deadline.min(Instant::now() + shared.options.timeout);
-        let mut asking = None;
+        let state = &*self.state;
+        let deadline = Instant::now() + wait.clamp(RECEIVE_WAIT_MIN, WAIT_MAX);
+        // Without a connection, wait for a reconnect at most as long as any call may take.
+        let give_up_at = deadline.min(Instant::now() + state.options.timeout);
+        let mut demand = None;
         loop {
-            // Listening starts before looking, or what arrives between the two would be missed.
-            let mut arrived = std::pin::pin!(shared.arrived.notified());
+            // Subscribe before looking, or an arrival between the two would be missed.
+            let mut arrived = std::pin::pin!(state.arrived.notified());
             arrived.as_mut().enable();
             let now = Instant::now();
-            let (connected, gathers_until) = {
-                let mut inbox = lock(&shared.inbox);
-                let gathers_until = inbox.gathers_until(max, now).filter(|until| *until < deadline);
-                if gathers_until.is_none() {
-                    let messages = inbox.take(max, now, shared.options.queue.lease);
+            let (connected, batching_until) = {
+                let mut inbox = lock(&state.inbox);
+                let batching_until = inbox.batching_until(max, now).filter(|until| *until < deadline);
+                if batching_until.is_none() {
+                    let messages = inbox.take(max, now, state.options.queue.lease);
                     if !messages.is_empty() {
                         drop(inbox);
-                        shared.changed.notify_one();
+                        state.changed.notify_one();
                         return Ok(messages);
                     }
                 }
-                (inbox.connected(), gathers_until)
+                (inbox.connected(), batching_until)
             };
             if !connected && now >= give_up_at {
                 return Err(not_connected());
@@ -276,8 +281,8 @@ impl Queue for RabbitMqQueue {
             if now >= deadline {
                 return Ok(Vec::new());
             }
-            asking.get_or_insert_with(|| Asking::new(shared, max));
-            let look_again = gathers_until.unwrap_or(if connected { deadline } else { give_up_at });
+            demand.get_or_insert_with(|| ReceiveDemand::new(state, max));
+            let look_again = batching_until.unwrap_or(if connected { deadline } else { give_up_at });
             tokio::select! {
                 () = arrived => {}
                 () = tokio::time::sleep_until(look_again) => {}
@@ -287,12 +292,12 @@ impl Queue for RabbitMqQueue {
 
     async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>> {
         let now = Instant::now();
-        let mut inbox = lock(&self.shared.inbox);
-        // The broker does not answer acknowledgements: there is nothing to wait for.
+        let mut inbox = lock(&self.state.inbox);
+        // The broker does not confirm acknowledgements, so there is nothing to wait for.
         let settle = |receipt| inbox.take_lease(receipt, now).is_some_and(|taken| inbox.settle(&taken));
         let settled: Vec<bool> = receipts.iter().map(settle).collect();
         drop(inbox);
-        self.shared.changed.notify_one();
+        self.state.changed.notify_one();
         settled.into_iter().map(|held| if held { Ok(()) } else { Err(QueueError::LeaseLost) }).collect()
     }
 
@@ -301,42 +306,42 @@ impl Queue for RabbitMqQueue {
     }
 
     async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
-        self.move_leased(entries.to_vec(), |envelope, reason| {
-            envelope.burial = Some(Burial { reason: reason.clone(), by_queue: false, at: SystemTime::now() });
+        self.move_leased(entries.to_vec(), |message, reason| {
+            message.burial = Some(Burial { reason: reason.clone(), by_queue: false, at: SystemTime::now() });
             Destination::DeadLetters
         })
         .await
     }
 
-    async fn extend(&self, receipts: &[Receipt], for_: Duration) -> Vec<Result<(), QueueError>> {
+    async fn extend(&self, receipts: &[Receipt], duration: Duration) -> Vec<Result<(), QueueError>> {
         let now = Instant::now();
-        let mut inbox = lock(&self.shared.inbox);
+        let mut inbox = lock(&self.state.inbox);
         let extend =
-            |receipt| inbox.extend(receipt, lease_end(now, for_), now).then_some(()).ok_or(QueueError::LeaseLost);
+            |receipt| inbox.extend(receipt, lease_end(now, duration), now).then_some(()).ok_or(QueueError::LeaseLost);
         let answers = receipts.iter().map(extend).collect();
         drop(inbox);
-        self.shared.changed.notify_one();
+        self.state.changed.notify_one();
         answers
     }
 
     fn lease(&self) -> Duration {
-        self.shared.options.queue.lease
+        self.state.options.queue.lease
     }
 
     async fn depth(&self) -> Result<Depth, QueueError> {
-        self.shared.depth().await
+        self.state.depth().await
     }
 
     async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
-        self.shared.dead_letters(after, max).await
+        self.state.dead_letters(after, max).await
     }
 
     async fn replay(&self, ids: &[MessageId], delay: Duration) -> Vec<Result<(), QueueError>> {
-        self.change_dead(ids, DeadChange::Replay(delay.min(WAIT_MAX))).await
+        self.change_dead(ids, DeadLetterChange::Replay(delay.min(WAIT_MAX))).await
     }
 
     async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>> {
-        self.change_dead(ids, DeadChange::Discard).await
+        self.change_dead(ids, DeadLetterChange::Discard).await
     }
 
     async fn close(&self) {
@@ -344,21 +349,21 @@ impl Queue for RabbitMqQueue {
     }
 }
 
-impl Shared {
+impl RabbitMqState {
     fn name(&self) -> &str {
         &self.options.topology.queue
     }
 
     fn session(&self) -> Result<Arc<Session>, QueueError> {
         match &*self.connected.borrow() {
-            Connected::Up(session) => Ok(Arc::clone(session)),
-            Connected::NotYet => Err(not_connected()),
-            Connected::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
+            ConnectionState::Up(session) => Ok(Arc::clone(session)),
+            ConnectionState::Connecting => Err(not_connected()),
+            ConnectionState::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
         }
     }
 
-    /// The call's result, if the broker answers in time.
-    async fn in_time<T>(&self, call: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
+    /// Limits a call to [`RabbitMqOptions::timeout`].
+    async fn with_timeout<T>(&self, call: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
         match tokio::time::timeout(self.options.timeout, call).await {
             Ok(result) => result.map_err(|error| QueueError::Unavailable(error.into())),
             Err(late) => Err(QueueError::Unavailable(late.into())),
@@ -368,7 +373,8 @@ impl Shared {
     async fn depth(&self) -> Result<Depth, QueueError> {
         let session = self.session()?;
         let topology = &self.options.topology;
-        let [ready, dead] = [&topology.queue, &topology.dead_queue].map(|queue| self.in_time(count(&session, queue)));
+        let [ready, dead] =
+            [&topology.queue, &topology.dead_queue].map(|queue| self.with_timeout(count(&session, queue)));
         let (ready, dead) = (ready.await?.unwrap_or(0), dead.await?.unwrap_or(0));
         let mut delayed = 0;
         let mut queues: Vec<_> = lock(&self.delay_queues).iter().cloned().collect();
@@ -376,7 +382,7 @@ impl Shared {
             queues.push(queue.clone());
         }
         for queue in queues {
-            match self.in_time(count(&session, &queue)).await? {
+            match self.with_timeout(count(&session, &queue)).await? {
                 Some(waiting) => delayed += waiting,
                 None => drop(lock(&self.delay_queues).remove(&queue)),
             }
@@ -386,7 +392,7 @@ impl Shared {
         let ready = ready + buffered;
         let now = SystemTime::now();
         if ready == 0 {
-            inbox.saw_empty(now);
+            inbox.observed_empty(now);
         }
         let oldest_age = (ready > 0).then(|| now.duration_since(inbox.oldest_sent_at(now)).unwrap_or_default());
         let [ready, in_flight, delayed, dead] = [ready, in_flight, delayed, dead].map(|count| count as u64);
@@ -394,7 +400,7 @@ impl Shared {
     }
 }
 
-/// How many messages are due in the queue; `None`: there is no such queue (any more).
+/// Messages that are due in the queue; `None` if the queue does not exist.
 async fn count(session: &Session, queue: &str) -> lapin::Result<Option<usize>> {
     let channel = session.channel().await?;
     match dead_letters::message_count(&channel, queue).await {
@@ -408,8 +414,4 @@ async fn count(session: &Session, queue: &str) -> lapin::Result<Option<usize>> {
 
 fn not_connected() -> QueueError {
     QueueError::Unavailable(BoxError::from("not connected to the broker"))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

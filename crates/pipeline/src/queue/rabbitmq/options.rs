@@ -1,4 +1,4 @@
-//! What a queue on RabbitMQ is opened with.
+//! The settings of a queue on RabbitMQ.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,27 +6,27 @@ use std::time::Duration;
 use super::topology::Topology;
 use crate::queue::QueueOptions;
 
-/// How to reach the broker, and what the queue is like.
+/// The broker, the names on it, and the limits of the queue.
 #[derive(Clone)]
 pub struct RabbitMqOptions {
     /// `amqp://user:password@host:port/vhost`, or `amqps://`.
     pub url: String,
-    /// The names on the broker.
+    /// The exchanges and queues on the broker.
     pub topology: Topology,
-    /// Leases, retention and limits.
+    /// Lease, retention and limits.
     pub queue: QueueOptions,
-    /// How long any call may take, waits of a receive apart. 10 s by default.
+    /// Time limit of a call, not counting the wait of a receive. 10 s by default.
     pub timeout: Duration,
-    /// How often the two sides show that they are alive; twice this without a sign ends the connection. 10 s by default.
+    /// AMQP heartbeat interval; the connection ends after two missed heartbeats. 10 s by default.
     pub heartbeat: Duration,
-    /// How many messages this process may hold unsettled; a receive waits beyond it. 10 000 by default.
+    /// Unsettled messages that this process may hold; at the limit receives wait. 10 000 by default.
     pub held_max: usize,
-    /// Attributes that travel as numbers, because other programs on the broker read them as such. None by default.
+    /// Attributes that are sent as AMQP integers, because other programs on the broker read them so. None by default.
     pub numbers: Vec<String>,
 }
 
 impl RabbitMqOptions {
-    /// The usual settings.
+    /// Options with the default time limits.
     pub fn new(url: impl Into<String>, topology: Topology, queue: QueueOptions) -> Self {
         Self {
             url: url.into(),

@@ -1,4 +1,5 @@
-//! Publishing from the queue's side: new messages, delayed ones, dead letters, and moves of leased deliveries.
+//! Builds messages and sends them where they belong: to the queue, to a delay queue or to the dead letters. A move of a
+//! leased delivery is publish, confirm, acknowledge. The [`publisher`](super::publisher) task does the publishing.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,14 +9,15 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::delay_queue::{DELAY_MAX, delay_queue, split};
-use super::inbox::Taken;
+use super::inbox::DetachedDelivery;
 use super::publisher::{Publish, PublishError};
 use super::session::Session;
 use super::topology::{Delays, Topology};
-use super::wire::{ATTRIBUTES_BYTES_MAX, Envelope, attributes_size};
-use super::{Shared, WAIT_MAX, lock};
+use super::wire::{ATTRIBUTES_BYTES_MAX, WireMessage, attributes_size};
+use super::{RabbitMqState, WAIT_MAX};
+use crate::lock::lock;
 use crate::message::{MessageId, Outgoing};
-use crate::queue::QueueError;
+use crate::queue::{QueueError, check_size};
 
 /// Where a message is published.
 #[derive(Clone, Copy)]
@@ -24,28 +26,22 @@ pub(super) enum Destination {
     DeadLetters,
 }
 
-/// A message that the publisher has.
-pub(super) struct Publishing {
+/// A submitted message that waits for the broker's confirm.
+pub(super) struct PendingConfirm {
     confirmed: oneshot::Receiver<Result<(), PublishError>>,
     by: Instant,
     session: Arc<Session>,
     key: String,
 }
 
-impl Shared {
-    /// A new message and its delay.
-    pub(super) fn envelope(&self, message: &Outgoing) -> Result<(Envelope, Duration), QueueError> {
+impl RabbitMqState {
+    /// Checks the sizes and gives the message its id and times. Returns it with its delay.
+    pub(super) fn new_message(&self, message: &Outgoing) -> Result<(WireMessage, Duration), QueueError> {
         let options = &self.options.queue;
-        let (size, max) = (message.body.len(), options.body_bytes_max);
-        if size > max {
-            return Err(QueueError::TooLarge { size, max });
-        }
-        let (size, max) = (attributes_size(&message.attributes), ATTRIBUTES_BYTES_MAX);
-        if size > max {
-            return Err(QueueError::TooLarge { size, max });
-        }
+        check_size(message.body.len(), options.body_bytes_max)?;
+        check_size(attributes_size(&message.attributes), ATTRIBUTES_BYTES_MAX)?;
         let (now, delay) = (SystemTime::now(), message.delay.min(WAIT_MAX));
-        let envelope = Envelope {
+        let message = WireMessage {
             id: MessageId(Uuid::now_v7().to_string()),
             body: Arc::new(message.body.clone()),
             attributes: message.attributes.clone(),
@@ -56,65 +52,65 @@ impl Shared {
             burial: None,
             content_type: None,
         };
-        Ok((envelope, delay))
+        Ok((message, delay))
     }
 
-    /// Puts a message into the queue, due after `delay`.
-    pub(super) async fn publish(&self, envelope: &Envelope, delay: Duration) -> Result<(), QueueError> {
-        let publishing = self.start(envelope, delay, self.deadline()).await?;
-        self.confirmed(publishing).await
+    /// Publishes a message, due after `delay`, and waits for the confirm.
+    pub(super) async fn publish(&self, message: &WireMessage, delay: Duration) -> Result<(), QueueError> {
+        let pending = self.start(message, delay, self.deadline()).await?;
+        self.confirmed(pending).await
     }
 
     pub(super) async fn start(
         &self,
-        envelope: &Envelope,
+        message: &WireMessage,
         delay: Duration,
         by: Instant,
-    ) -> Result<Publishing, QueueError> {
+    ) -> Result<PendingConfirm, QueueError> {
         let session = self.session()?;
         let topology = &self.options.topology;
         if delay.is_zero() {
-            return self.hand_over(session, &topology.exchange, &topology.queue, envelope, by).await;
+            return self.submit(session, &topology.exchange, &topology.queue, message, by).await;
         }
         let (exchange, queue, hops) = match &topology.delays {
             Delays::Fixed { exchange, queue, ttl } => (exchange.as_str(), queue.clone(), split(delay, *ttl).1),
             Delays::Queues => {
                 let (queue, hops) = delay_queue(&topology.queue, delay, self.now_ms());
-                self.in_time(session.declare_delay(self, &queue)).await?;
+                self.with_timeout(session.declare_delay(self, &queue)).await?;
                 ("", queue.name, hops)
             }
         };
-        let mut envelope = envelope.clone();
-        envelope.hops = hops;
-        self.hand_over(session, exchange, &queue, &envelope, by).await
+        let mut message = message.clone();
+        message.hops = hops;
+        self.submit(session, exchange, &queue, &message, by).await
     }
 
-    /// Lets a message wait once more, as long as one wait can be.
-    pub(super) async fn publish_wait(&self, envelope: &Envelope) -> Result<(), QueueError> {
-        let hops = envelope.hops;
+    /// Publishes a message for another full step of a delay that is longer than one delay queue can hold.
+    pub(super) async fn publish_delay_again(&self, message: &WireMessage) -> Result<(), QueueError> {
+        let hops = message.hops;
         let longest = match &self.options.topology.delays {
             Delays::Fixed { ttl, .. } => *ttl,
             Delays::Queues => DELAY_MAX,
         };
-        // Together with the waits that remain, so that they are written on it again.
-        self.publish(envelope, longest.saturating_mul(hops.saturating_add(1))).await
+        // The delay includes the remaining steps, so that `start` writes their number into the message.
+        self.publish(message, longest.saturating_mul(hops.saturating_add(1))).await
     }
 
-    pub(super) async fn publish_dead(&self, envelope: &Envelope) -> Result<(), QueueError> {
+    pub(super) async fn publish_dead(&self, message: &WireMessage) -> Result<(), QueueError> {
         let Topology { dead_exchange, dead_queue, .. } = &self.options.topology;
-        let publishing = self.hand_over(self.session()?, dead_exchange, dead_queue, envelope, self.deadline()).await?;
-        self.confirmed(publishing).await
+        let pending = self.submit(self.session()?, dead_exchange, dead_queue, message, self.deadline()).await?;
+        self.confirmed(pending).await
     }
 
-    /// Gives a message to the publisher.
-    async fn hand_over(
+    /// Submits a message to the publisher.
+    async fn submit(
         &self,
         session: Arc<Session>,
         exchange: &str,
         key: &str,
-        envelope: &Envelope,
+        message: &WireMessage,
         by: Instant,
-    ) -> Result<Publishing, QueueError> {
+    ) -> Result<PendingConfirm, QueueError> {
         if session.blocked() {
             return Err(PublishError::NotSent.into());
         }
@@ -124,25 +120,25 @@ impl Shared {
         room.send(Publish {
             exchange: exchange.to_owned(),
             key: key.to_owned(),
-            properties: envelope.properties(&self.options.numbers),
-            body: Arc::clone(&envelope.body),
+            properties: message.properties(&self.options.numbers),
+            body: Arc::clone(&message.body),
             answer,
         });
-        Ok(Publishing { confirmed, by, session, key: key.to_owned() })
+        Ok(PendingConfirm { confirmed, by, session, key: key.to_owned() })
     }
 
-    /// Waits until the broker has the message.
-    pub(super) async fn confirmed(&self, publishing: Publishing) -> Result<(), QueueError> {
-        let Publishing { confirmed, by, session, key } = publishing;
+    /// Waits for the broker's confirm.
+    pub(super) async fn confirmed(&self, pending: PendingConfirm) -> Result<(), QueueError> {
+        let PendingConfirm { confirmed, by, session, key } = pending;
         let answer = match tokio::time::timeout_at(by, confirmed).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(PublishError::Lost(None)),
             Err(_) => Err(PublishError::Late),
         };
         if let Err(PublishError::Unroutable(_)) = &answer {
-            // This one is refused; the next finds its queue again.
+            // This message failed; declare the queues again for the next one.
             session.forget_delay(&key);
-            self.in_time(session.declare(self)).await?;
+            self.with_timeout(session.declare(self)).await?;
         }
         Ok(answer?)
     }
@@ -151,20 +147,20 @@ impl Shared {
         Instant::now() + self.options.timeout
     }
 
-    pub(super) async fn move_taken(
+    pub(super) async fn publish_then_ack(
         &self,
-        taken: Taken,
-        envelope: &Envelope,
+        taken: DetachedDelivery,
+        message: &WireMessage,
         to: Destination,
     ) -> Result<(), QueueError> {
         let published = match to {
-            Destination::Queue(delay) => self.publish(envelope, delay).await,
-            Destination::DeadLetters => self.publish_dead(envelope).await,
+            Destination::Queue(delay) => self.publish(message, delay).await,
+            Destination::DeadLetters => self.publish_dead(message).await,
         };
         let mut inbox = lock(&self.inbox);
         let answer = match published {
             Ok(()) if inbox.settle(&taken) => Ok(()),
-            // The connection ended meanwhile: the broker gives out the original again, beside what was published.
+            // The connection ended meanwhile: the broker redelivers the original in addition to the published copy.
             Ok(()) => Err(QueueError::LeaseLost),
             Err(error) if inbox.put_back(taken) => Err(error),
             Err(_) => Err(QueueError::LeaseLost),

@@ -1,8 +1,8 @@
-//! What a message looks like on the wire: the id in `message_id`, attributes as plain headers, and what RabbitMQ does
-//! not keep for us (receives, times, reason) in headers of our own. Pure.
+//! Converts messages to and from AMQP: the id is in `message_id`, attributes are plain headers, and headers with the prefix
+//! `pipeline-` hold what RabbitMQ does not store (receives, times, reason). Pure.
 //!
-//! A message that some other program published is read too: it has no headers of ours, so its id comes from its body
-//! when it has none, and what the broker wrote on it when it dead-lettered it is its reason.
+//! Messages of other programs are read too. Without a `message_id` the id is a hash of the body, and the broker's `x-death`
+//! header becomes the reason of a dead letter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,45 +12,46 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use crate::message::{Attributes, DeadLetter, MessageId};
+use crate::queue::NO_REASON;
 
-/// Header names that are ours.
-const OURS: &str = "pipeline-";
+/// Prefix of this backend's own headers.
+const OWN_PREFIX: &str = "pipeline-";
 const RECEIVES: &str = "pipeline-receives";
 const SENT_AT: &str = "pipeline-sent-at-ms";
 const EXPIRES_AT: &str = "pipeline-expires-at-ms";
 const HOPS: &str = "pipeline-hops";
 const REASON: &str = "pipeline-reason";
 const BY_QUEUE: &str = "pipeline-by-queue";
-/// Finer than the others: dead letters are put in order by it.
+/// In microseconds, because dead letters are ordered by it.
 const BURIED_AT: &str = "pipeline-buried-at-us";
-/// Attributes whose names cannot be header names, as one JSON object.
+/// One JSON object with the attributes whose names cannot be header names.
 const ATTRIBUTES: &str = "pipeline-attributes";
 const DELIVERY_COUNT: &str = "x-delivery-count";
-/// What the broker itself writes.
-const BROKERS: [&str; 2] = ["x-delivery-count", "x-death"];
-const BROKERS_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
+/// Headers that the broker writes.
+const BROKER_HEADERS: [&str; 2] = ["x-delivery-count", "x-death"];
+const BROKER_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 
-/// A header name is counted in one byte.
+/// AMQP's limit for a header name.
 const NAME_BYTES_MAX: usize = 255;
-/// All headers travel in one frame of 128 KiB; larger ones would end the connection.
+/// All headers must fit into one frame of 128 KiB; a larger one would end the connection.
 pub(super) const ATTRIBUTES_BYTES_MAX: usize = 64 * 1024;
 const REASON_BYTES_MAX: usize = 8 * 1024;
 
 /// A message, without what belongs to one delivery of it.
 #[derive(Debug, Clone)]
-pub(super) struct Envelope {
+pub(super) struct WireMessage {
     pub(super) id: MessageId,
     pub(super) body: Arc<Vec<u8>>,
     pub(super) attributes: Attributes,
-    /// How many times it had been received when it was last put into the queue.
+    /// Receives before it was last published.
     pub(super) receives: u32,
     pub(super) sent_at: SystemTime,
     pub(super) expires_at: Option<SystemTime>,
-    /// How many more times the longest delay it must wait before it is due.
+    /// Further steps of the longest delay before it is due.
     pub(super) hops: u32,
-    /// Why it is dead, if it is.
+    /// Set for a dead letter.
     pub(super) burial: Option<Burial>,
-    /// Of a message that another program published; carried on.
+    /// Kept from a message that another program published.
     pub(super) content_type: Option<ShortString>,
 }
 
@@ -62,14 +63,14 @@ pub(super) struct Burial {
     pub(super) at: SystemTime,
 }
 
-impl Envelope {
-    /// The properties to publish it with; the attributes in `numbers` as numbers, if that is what they hold.
+impl WireMessage {
+    /// The properties to publish. Attributes named in `numbers` are sent as integers, if their values are.
     pub(super) fn properties(&self, numbers: &[String]) -> BasicProperties {
         let mut headers = BTreeMap::new();
-        let mut unnameable = serde_json::Map::new();
+        let mut unnamed = serde_json::Map::new();
         for (name, value) in &self.attributes {
             if name.len() > NAME_BYTES_MAX || name.is_empty() || is_reserved(name) {
-                unnameable.insert(name.clone(), value.clone().into());
+                unnamed.insert(name.clone(), value.clone().into());
             } else {
                 let number = if numbers.contains(name) { value.parse().ok() } else { None };
                 headers.insert(
@@ -79,8 +80,8 @@ impl Envelope {
             }
         }
         let mut own = |name: &str, value| drop(headers.insert(ShortString::from(name), value));
-        if !unnameable.is_empty() {
-            own(ATTRIBUTES, text(&serde_json::Value::Object(unnameable).to_string()));
+        if !unnamed.is_empty() {
+            own(ATTRIBUTES, text(&serde_json::Value::Object(unnamed).to_string()));
         }
         own(SENT_AT, millis(self.sent_at));
         if self.receives > 0 {
@@ -93,7 +94,7 @@ impl Envelope {
             own(HOPS, AMQPValue::LongLongInt(self.hops.into()));
         }
         if let Some(burial) = &self.burial {
-            own(REASON, text(shortened(&burial.reason)));
+            own(REASON, text(stored_reason(&burial.reason)));
             own(BY_QUEUE, AMQPValue::Boolean(burial.by_queue));
             own(BURIED_AT, micros(burial.at));
         }
@@ -108,38 +109,38 @@ impl Envelope {
         }
     }
 
-    /// What arrived.
+    /// Reads a delivery.
     pub(super) fn read(properties: &BasicProperties, body: Vec<u8>, now: SystemTime) -> Self {
         let headers = properties.headers().as_ref().map(FieldTable::inner);
         let header = |name: &str| headers.and_then(|headers| headers.get(name));
         let stamped = properties.timestamp().map(|secs| UNIX_EPOCH + Duration::from_secs(secs));
         let id = match properties.message_id() {
             Some(id) if !id.as_str().is_empty() => id.as_str().to_owned(),
-            _ => id_of(&body),
+            _ => id_from_body(&body),
         };
         Self {
             id: MessageId(id),
             attributes: headers.map(attributes_in).unwrap_or_default(),
             receives: header(RECEIVES).and_then(count).unwrap_or(0),
-            sent_at: header(SENT_AT).and_then(time).or(stamped).unwrap_or(now),
-            expires_at: header(EXPIRES_AT).and_then(time),
+            sent_at: header(SENT_AT).and_then(time_from_millis).or(stamped).unwrap_or(now),
+            expires_at: header(EXPIRES_AT).and_then(time_from_millis),
             hops: header(HOPS).and_then(count).unwrap_or(0),
             burial: header(REASON).map(|reason| Burial {
-                reason: string(reason).unwrap_or_else(|| "no reason given".into()),
+                reason: string(reason).unwrap_or_else(|| NO_REASON.into()),
                 by_queue: matches!(header(BY_QUEUE), Some(AMQPValue::Boolean(true))),
-                at: header(BURIED_AT).and_then(fine_time).unwrap_or(now),
+                at: header(BURIED_AT).and_then(time_from_micros).unwrap_or(now),
             }),
             content_type: properties.content_type().clone(),
             body: Arc::new(body),
         }
     }
 
-    /// Its burial. One that the broker moved, or another program did, has the broker's own words as its reason.
+    /// Its burial. For a message that the broker or another program dead-lettered, it is built from the broker's headers.
     pub(super) fn burial_or(&self, properties: &BasicProperties, now: SystemTime) -> Burial {
-        self.burial.clone().unwrap_or_else(|| brokers_burial(properties, now))
+        self.burial.clone().unwrap_or_else(|| broker_burial(properties, now))
     }
 
-    /// As a dead letter.
+    /// Converts to a dead letter.
     pub(super) fn letter(self, burial: Burial) -> DeadLetter {
         DeadLetter {
             id: self.id,
@@ -154,21 +155,23 @@ impl Envelope {
     }
 }
 
-/// How many bytes attributes need in the header frame.
+/// Upper bound for the attributes' size in the header frame, in bytes.
 pub(super) fn attributes_size(attributes: &Attributes) -> usize {
-    // Escaping may double what goes into the JSON object, and each header has a few bytes around it.
+    // JSON escaping may double the size, and each header has up to 8 bytes of framing.
     attributes.iter().map(|(name, value)| 2 * (name.len() + value.len()) + 8).sum()
 }
 
-/// How many earlier deliveries of this stored copy the broker knows of. A quorum queue counts them; a classic one only
-/// says that there were some.
+/// Earlier deliveries of this stored copy, as far as the broker knows. A quorum queue counts them; a classic queue only
+/// reports that there was one.
 pub(super) fn earlier_deliveries(properties: &BasicProperties, redelivered: bool) -> u32 {
     let counted = properties.headers().as_ref().and_then(|headers| headers.inner().get(DELIVERY_COUNT)).and_then(count);
     counted.unwrap_or(u32::from(redelivered))
 }
 
 fn is_reserved(name: &str) -> bool {
-    name.starts_with(OURS) || BROKERS.contains(&name) || BROKERS_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    name.starts_with(OWN_PREFIX)
+        || BROKER_HEADERS.contains(&name)
+        || BROKER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn attributes_in(headers: &BTreeMap<ShortString, AMQPValue>) -> Attributes {
@@ -178,14 +181,14 @@ fn attributes_in(headers: &BTreeMap<ShortString, AMQPValue>) -> Attributes {
             attributes.extend(string(value).map(|value| (name.to_string(), value)));
         }
     }
-    let unnameable = headers.get(ATTRIBUTES).and_then(string);
-    if let Some(rest) = unnameable.and_then(|json| serde_json::from_str::<Attributes>(&json).ok()) {
+    let unnamed = headers.get(ATTRIBUTES).and_then(string);
+    if let Some(rest) = unnamed.and_then(|json| serde_json::from_str::<Attributes>(&json).ok()) {
         attributes.extend(rest);
     }
     attributes
 }
 
-fn brokers_burial(properties: &BasicProperties, now: SystemTime) -> Burial {
+fn broker_burial(properties: &BasicProperties, now: SystemTime) -> Burial {
     let headers = properties.headers().as_ref().map(FieldTable::inner);
     let death = headers.and_then(|headers| match headers.get("x-death") {
         Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice().first(),
@@ -207,8 +210,8 @@ fn brokers_burial(properties: &BasicProperties, now: SystemTime) -> Burial {
     Burial { reason, by_queue: true, at: at.unwrap_or(now) }
 }
 
-/// A name for a message that came without one: the same for the same body, so that it stays over redeliveries.
-fn id_of(body: &[u8]) -> String {
+/// An id for a message without one. The same body gives the same id, so redeliveries keep it.
+fn id_from_body(body: &[u8]) -> String {
     // FNV-1a with 128 bits.
     let hash = body.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
         (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
@@ -220,12 +223,12 @@ fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
 }
 
-fn shortened(reason: &str) -> &str {
+fn stored_reason(reason: &str) -> &str {
     let mut end = reason.len().min(REASON_BYTES_MAX);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
-    if reason.is_empty() { "no reason given" } else { &reason[..end] }
+    if reason.is_empty() { NO_REASON } else { &reason[..end] }
 }
 
 fn millis(at: SystemTime) -> AMQPValue {
@@ -257,11 +260,11 @@ fn count(value: &AMQPValue) -> Option<u32> {
     integer(value).map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX))
 }
 
-fn time(value: &AMQPValue) -> Option<SystemTime> {
+fn time_from_millis(value: &AMQPValue) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_millis(u64::try_from(integer(value)?).ok()?))
 }
 
-fn fine_time(value: &AMQPValue) -> Option<SystemTime> {
+fn time_from_micros(value: &AMQPValue) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_micros(u64::try_from(integer(value)?).ok()?))
 }
 
@@ -282,9 +285,9 @@ mod tests {
         UNIX_EPOCH + Duration::from_millis(ms)
     }
 
-    fn envelope() -> Envelope {
+    fn message() -> WireMessage {
         let attributes = [("trace", "ü\n\""), ("x-death", "mine"), ("pipeline-receives", "9"), ("", "nameless")];
-        Envelope {
+        WireMessage {
             id: MessageId("id-1".into()),
             body: Arc::new(b"body".to_vec()),
             attributes: attributes.map(|(name, value)| (name.into(), value.into())).into(),
@@ -298,55 +301,55 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
-        let mut written = envelope();
+    fn a_message_is_read_back_unchanged() {
+        let mut written = message();
         written.attributes.insert("n".repeat(300), "a long name".into());
-        let read = Envelope::read(&written.properties(&[]), b"body".to_vec(), at(0));
+        let read = WireMessage::read(&written.properties(&[]), b"body".to_vec(), at(0));
         assert_eq!(format!("{read:?}"), format!("{written:?}"));
     }
 
     #[test]
     fn an_attribute_is_a_plain_header_that_other_programs_can_read() {
-        let properties = envelope().properties(&[]);
+        let properties = message().properties(&[]);
         let headers = properties.headers().as_ref().unwrap().inner();
         assert_eq!(headers.get("trace").and_then(string).as_deref(), Some("ü\n\""));
     }
 
     #[test]
-    fn an_attribute_that_others_read_as_a_number_is_one() {
-        let mut written = envelope();
+    fn an_attribute_listed_as_a_number_is_sent_as_one() {
+        let mut written = message();
         written.attributes.insert("x-retries".into(), "2".into());
         written.attributes.insert("x-other".into(), "many".into());
         let properties = written.properties(&["x-retries".into(), "x-other".into()]);
         let headers = properties.headers().as_ref().unwrap().inner();
         assert_eq!(headers.get("x-retries"), Some(&AMQPValue::LongLongInt(2)));
         assert_eq!(headers.get("x-other"), Some(&text("many")));
-        let read = Envelope::read(&properties, Vec::new(), at(0));
+        let read = WireMessage::read(&properties, Vec::new(), at(0));
         assert_eq!(read.attributes, written.attributes);
     }
 
     #[test]
-    fn what_the_broker_wrote_is_no_attribute() {
+    fn the_brokers_headers_are_not_attributes() {
         let mut headers = FieldTable::default();
         headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(2));
         headers.insert("x-first-death-queue".into(), text("q"));
         headers.insert("x-retries".into(), AMQPValue::LongInt(1));
         let properties = BasicProperties::default().with_headers(headers);
-        let read = Envelope::read(&properties, b"{}".to_vec(), at(5));
+        let read = WireMessage::read(&properties, b"{}".to_vec(), at(5));
         assert_eq!(read.attributes, Attributes::from([("x-retries".into(), "1".into())]));
         assert_eq!((read.receives, read.sent_at), (0, at(5)));
         assert_eq!(earlier_deliveries(&properties, true), 2);
     }
 
     #[test]
-    fn a_classic_queue_only_says_that_there_was_an_earlier_delivery() {
+    fn a_classic_queue_only_reports_that_there_was_an_earlier_delivery() {
         assert_eq!(earlier_deliveries(&BasicProperties::default(), true), 1);
         assert_eq!(earlier_deliveries(&BasicProperties::default(), false), 0);
     }
 
     #[test]
-    fn a_message_without_an_id_gets_the_same_one_each_time() {
-        let id = |body: &[u8]| Envelope::read(&BasicProperties::default(), body.to_vec(), at(0)).id;
+    fn a_message_without_an_id_gets_the_same_id_each_time() {
+        let id = |body: &[u8]| WireMessage::read(&BasicProperties::default(), body.to_vec(), at(0)).id;
         assert_eq!(id(b"a"), id(b"a"));
         assert_ne!(id(b"a"), id(b"b"));
     }
@@ -359,7 +362,7 @@ mod tests {
         let mut headers = FieldTable::default();
         headers.insert("x-death".into(), AMQPValue::FieldArray(vec![AMQPValue::FieldTable(death)].into()));
         let properties = BasicProperties::default().with_headers(headers);
-        let read = Envelope::read(&properties, b"{}".to_vec(), at(9));
+        let read = WireMessage::read(&properties, b"{}".to_vec(), at(9));
         let burial = read.burial_or(&properties, at(9));
         let letter = read.letter(burial);
         assert_eq!(letter.reason, "dead-lettered by the broker: rejected");
@@ -367,10 +370,10 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_between_characters() {
-        let mut long = envelope();
+    fn a_long_reason_is_truncated_between_characters() {
+        let mut long = message();
         long.burial = Some(Burial { reason: "ü".repeat(REASON_BYTES_MAX), by_queue: false, at: at(0) });
-        let read = Envelope::read(&long.properties(&[]), Vec::new(), at(0));
+        let read = WireMessage::read(&long.properties(&[]), Vec::new(), at(0));
         assert_eq!(read.burial.unwrap().reason, "ü".repeat(REASON_BYTES_MAX / 2));
     }
 }

@@ -1,13 +1,15 @@
 //! The embedded queue: rows in a SQLite file that several processes may share ([`crate::sqlite`]).
 //!
-//! A message is due when its `visible_at` has come. Taking it moves `visible_at` to the end of the lease and writes a
-//! new random token, and only the receipt that carries this token settles it. The index `queue_messages_due` on
-//! (queue, visible_at, id) keeps due messages at its front in delivery order, so taking ten reads ten entries
-//! whether a thousand or a million wait behind them; its last column lets [`Queue::depth`] count without the rows.
+//! A message is due once its `visible_at` has passed. Taking it moves `visible_at` to the end of the lease and writes a
+//! new random token; only the receipt with this token settles it. The index `queue_messages_due` on (queue, visible_at,
+//! id) keeps due messages at its front in delivery order, so taking ten messages reads ten entries however many follow.
+//! Its last column lets [`Queue::depth`] count without reading rows.
 //!
-//! An idle receiver writes nothing: it looks with a read, then sleeps until a commit, the next `visible_at` or the end
-//! of its wait. Receivers of one process stand in line (`Shared::turn`) so that a message wakes one of them, not all;
-//! the next in line looks for itself as soon as the one before has taken something.
+//! An idle receiver writes nothing: it reads, then sleeps until a commit, the next `visible_at` or the end of its wait.
+//! Receivers of one process queue for `receive_lock`, so that a message wakes one of them and not all; the next receiver
+//! looks as soon as the one before it has taken something.
+//!
+//! `statements` holds the SQL, `table` the work inside a database job, `rows` the conversion of rows.
 
 mod rows;
 mod statements;
@@ -22,27 +24,27 @@ use rusqlite::{Connection, OptionalExtension, named_params};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Capabilities, Depth, Queue, QueueError, QueueOptions};
+use super::{Capabilities, Depth, NO_REASON, Queue, QueueError, QueueOptions, check_size};
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
 use crate::sqlite::{Database, DatabaseError};
 use rows::{after, limit, read_dead_letter, read_receipt, until_ms, write_attributes};
 use statements::{
-    ACK, COPY_FROM_DEAD, DEAD_DELETE, DEAD_LIST, EXTEND, HELD, INSERT, NEXT_VISIBLE, RELEASE, SCHEMA, UNTAKE,
+    ACK, COPY_FROM_DEAD, DEAD_DELETE, DEAD_LIST, EXTEND, HELD, INSERT, NEXT_VISIBLE, RELEASE, SCHEMA, UNDO_LEASE,
 };
-use table::Shared;
+use table::SqliteQueueState;
 
-/// Between two looks for messages whose retention is over.
+/// Interval between two sweeps for messages past their retention.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// How many of them one look removes; when there are more, the next look comes at once.
+/// Messages that one sweep removes; when it reaches this limit, the next sweep follows immediately.
 const SWEEP_MAX: usize = 500;
-/// How many messages one take may bury on its way to those that it delivers.
+/// Undeliverable messages that one take may bury before it returns.
 const BURIED_PER_TAKE_MAX: usize = 100;
-/// A wait longer than this is this long.
+/// Upper limit of a receive's wait; longer ones are shortened to it.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
-/// Milliseconds since 1970.
-type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
+/// Returns the time in milliseconds since 1970. Tests set their own.
+type NowMs = Arc<dyn Fn() -> i64 + Send + Sync>;
 
-/// A queue in a SQLite file. Cloning it is cheap and gives the same one.
+/// A queue in a SQLite file. Clones share the same queue.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -63,11 +65,11 @@ type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
 #[derive(Clone)]
 pub struct SqliteQueue {
     db: Database,
-    shared: Arc<Shared>,
+    state: Arc<SqliteQueueState>,
 }
 
 impl SqliteQueue {
-    /// Opens the queue of that name, creating it when missing. All queues of a file share its tables.
+    /// Opens the queue with this name, or creates it. All queues of a file share its tables.
     pub async fn open(db: &Database, name: &str, options: QueueOptions) -> Result<SqliteQueue, QueueError> {
         let clock = db.clock();
         Self::open_with_clock(db, name, options, Arc::new(move || clock.now_ms())).await
@@ -77,7 +79,7 @@ impl SqliteQueue {
         db: &Database,
         name: &str,
         options: QueueOptions,
-        clock: Clock,
+        clock: NowMs,
     ) -> Result<SqliteQueue, QueueError> {
         let wanted = name.to_owned();
         let create = move |conn: &Connection| {
@@ -86,21 +88,21 @@ impl SqliteQueue {
             conn.query_row("SELECT id FROM queue_names WHERE name = ?1", [&wanted], |row| row.get(0))
         };
         let key = db.write(create).await?;
-        let shared = Shared {
+        let state = SqliteQueueState {
             name: name.to_owned(),
             key,
             options,
             signal: db.signal(&format!("queue {name}")),
             sweep_at: AtomicI64::new(clock()),
             clock,
-            turn: tokio::sync::Mutex::new(()),
-            more: AtomicBool::new(false),
+            receive_lock: tokio::sync::Mutex::new(()),
+            maybe_more: AtomicBool::new(false),
         };
-        Ok(SqliteQueue { db: db.clone(), shared: Arc::new(shared) })
+        Ok(SqliteQueue { db: db.clone(), state: Arc::new(state) })
     }
 
-    /// Adds messages inside a write job of the caller's, so that the caller's row and its message are one commit.
-    /// Receivers wake after that commit. A body that is too large fails the job.
+    /// Adds messages inside the caller's write job, so that the caller's rows and the messages are one commit. Receivers
+    /// wake after that commit. A body that is too large fails the job.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -117,52 +119,53 @@ impl SqliteQueue {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     pub fn enqueue(&self, conn: &Connection, messages: &[Outgoing]) -> rusqlite::Result<Vec<MessageId>> {
-        let shared = &self.shared;
-        let now = shared.now_ms();
+        let state = &self.state;
+        let now = state.now_ms();
         let mut insert = conn.prepare_cached(INSERT)?;
         let mut ids = Vec::with_capacity(messages.len());
         for message in messages {
-            shared.check_size(message).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+            check_size(message.body.len(), state.options.body_bytes_max)
+                .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
             let id = Uuid::now_v7().to_string();
             let visible_at = after(now, message.delay);
             insert.execute(named_params! {
-                ":queue": shared.key,
+                ":queue": state.key,
                 ":visible_at": visible_at,
                 ":sent_at": now,
-                ":expires_at": after(visible_at, shared.options.retention),
+                ":expires_at": after(visible_at, state.options.retention),
                 ":message_id": id,
                 ":attributes": write_attributes(&message.attributes),
                 ":body": message.body,
             })?;
             ids.push(MessageId(id));
         }
-        shared.signal.mark();
+        state.signal.mark();
         Ok(ids)
     }
 
     async fn take(&self, max: usize) -> Result<Vec<Message>, QueueError> {
         let queue = self.clone();
         let taken = self.db.write(move |conn| {
-            let messages = queue.shared.take(conn, max)?;
-            Ok(Taken { queue, messages })
+            let messages = queue.state.take(conn, max)?;
+            Ok(LeasedMessages { queue, messages })
         });
         Ok(taken.await?.accept())
     }
 
-    /// Applies `change` to each receipt, all in one job; it answers how many rows it changed.
+    /// Applies `change` to each receipt, all in one job. `change` returns the number of rows that it changed.
     async fn settle<E, F>(&self, entries: Vec<(Receipt, E)>, change: F) -> Vec<Result<(), QueueError>>
     where
         E: Send + 'static,
-        F: Fn(&Shared, &Connection, (i64, i64), &E) -> rusqlite::Result<usize> + Send + 'static,
+        F: Fn(&SqliteQueueState, &Connection, (i64, i64), &E) -> rusqlite::Result<usize> + Send + 'static,
     {
         if entries.is_empty() {
             return Vec::new();
         }
         let count = entries.len();
-        let shared = self.shared.clone();
+        let state = self.state.clone();
         let job = move |conn: &Connection| {
             let settle_one = |(receipt, extra): &(Receipt, E)| match read_receipt(receipt) {
-                Some(lease) => Ok(change(&shared, conn, lease, extra)? > 0),
+                Some(lease) => Ok(change(&state, conn, lease, extra)? > 0),
                 None => Ok(false),
             };
             entries.iter().map(settle_one).collect::<rusqlite::Result<Vec<bool>>>()
@@ -170,21 +173,21 @@ impl SqliteQueue {
         answer_each(count, self.db.write(job).await, || QueueError::LeaseLost)
     }
 
-    /// Applies `change` to each dead letter that exists, all in one job.
+    /// Applies `change` to each dead letter that exists and deletes it, all in one job.
     async fn change_dead<F>(&self, ids: &[MessageId], change: F) -> Vec<Result<(), QueueError>>
     where
-        F: Fn(&Shared, &Connection, i64) -> rusqlite::Result<()> + Send + 'static,
+        F: Fn(&SqliteQueueState, &Connection, i64) -> rusqlite::Result<()> + Send + 'static,
     {
         if ids.is_empty() {
             return Vec::new();
         }
-        let shared = self.shared.clone();
+        let state = self.state.clone();
         let wanted = ids.to_vec();
         let job = move |conn: &Connection| {
-            let change_one = |id: &MessageId| match shared.dead_place(conn, id)? {
-                Some(place) => {
-                    change(&shared, conn, place)?;
-                    conn.prepare_cached(DEAD_DELETE)?.execute([place])?;
+            let change_one = |id: &MessageId| match state.dead_row_id(conn, id)? {
+                Some(row_id) => {
+                    change(&state, conn, row_id)?;
+                    conn.prepare_cached(DEAD_DELETE)?.execute([row_id])?;
                     Ok(true)
                 }
                 None => Ok(false),
@@ -194,23 +197,22 @@ impl SqliteQueue {
         answer_each(ids.len(), self.db.write(job).await, || QueueError::NotFound)
     }
 
-    /// Buries what is past its retention and drops old dead letters, now and then and a few at a time.
+    /// Every [`SWEEP_EVERY`], buries up to [`SWEEP_MAX`] messages past their retention and deletes old dead letters.
     async fn sweep_if_due(&self) -> Result<(), QueueError> {
-        let now = self.shared.now_ms();
-        let due = self.shared.sweep_at.load(Ordering::Relaxed);
+        let now = self.state.now_ms();
+        let due = self.state.sweep_at.load(Ordering::Relaxed);
         let next = after(now, SWEEP_EVERY);
-        if now < due || self.shared.sweep_at.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
+        if now < due || self.state.sweep_at.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Ok(());
         }
-        let shared = self.shared.clone();
-        if !self.db.read(move |conn| shared.needs_sweep(conn)).await? {
+        let state = self.state.clone();
+        if !self.db.read(move |conn| state.needs_sweep(conn)).await? {
             return Ok(());
         }
-        let shared = self.shared.clone();
-        let swept = self.db.write(move |conn| shared.sweep(conn)).await?;
+        let state = self.state.clone();
+        let swept = self.db.write(move |conn| state.sweep(conn)).await?;
         if swept >= SWEEP_MAX {
-            self.shared.sweep_at.store(now, Ordering::Relaxed);
+            self.state.sweep_at.store(now, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -219,7 +221,7 @@ impl SqliteQueue {
 #[async_trait]
 impl Queue for SqliteQueue {
     fn name(&self) -> &str {
-        &self.shared.name
+        &self.state.name
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -229,14 +231,15 @@ impl Queue for SqliteQueue {
             fenced: true,
             shared: true,
             cancel_safe: true,
-            request_carries: 1,
-            body_bytes_max: self.shared.options.body_bytes_max,
+            messages_per_request: 1,
+            body_bytes_max: self.state.options.body_bytes_max,
             delay_max: Duration::from_secs(365 * 24 * 3600),
         }
     }
 
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
-        let checks: Vec<_> = messages.iter().map(|message| self.shared.check_size(message)).collect();
+        let max = self.state.options.body_bytes_max;
+        let checks: Vec<_> = messages.iter().map(|message| check_size(message.body.len(), max)).collect();
         let fitting: Vec<Outgoing> = messages
             .iter()
             .zip(&checks)
@@ -252,7 +255,7 @@ impl Queue for SqliteQueue {
             check?;
             match &mut stored {
                 Ok(ids) => ids.next().ok_or_else(|| QueueError::Corrupt("fewer ids than messages".into())),
-                Err(error) => Err(repeat(error)),
+                Err(error) => Err(queue_error(error)),
             }
         };
         checks.into_iter().map(answer).collect()
@@ -264,25 +267,25 @@ impl Queue for SqliteQueue {
         }
         self.sweep_if_due().await?;
         let deadline = Instant::now() + wait.min(WAIT_MAX);
-        // Whoever is still in line when its time is up looks once all the same.
-        let _turn = tokio::time::timeout_at(deadline, self.shared.turn.lock()).await.ok();
+        // A receiver that does not get the lock in time still looks once.
+        let _lock = tokio::time::timeout_at(deadline, self.state.receive_lock.lock()).await.ok();
         loop {
-            // Listening starts before looking, or a commit between the two would be missed.
-            let mut waiting = self.shared.signal.waiting();
-            let next = if self.shared.more.swap(false, Ordering::Relaxed) {
+            // Subscribe before reading, or a commit between the two would be missed.
+            let mut commits = self.state.signal.subscribe();
+            let next = if self.state.maybe_more.swap(false, Ordering::Relaxed) {
                 Some(i64::MIN)
             } else {
-                let key = self.shared.key;
+                let key = self.state.key;
                 let look = move |conn: &Connection| {
                     conn.prepare_cached(NEXT_VISIBLE)?.query_row([key], |row| row.get::<_, i64>(0)).optional()
                 };
                 self.db.read(look).await?
             };
-            let now = self.shared.now_ms();
+            let now = self.state.now_ms();
             if next.is_some_and(|visible_at| visible_at <= now) {
                 let messages = self.take(max).await?;
                 if !messages.is_empty() {
-                    self.shared.more.store(messages.len() == max, Ordering::Relaxed);
+                    self.state.maybe_more.store(messages.len() == max, Ordering::Relaxed);
                     return Ok(messages);
                 }
             }
@@ -294,7 +297,7 @@ impl Queue for SqliteQueue {
                 None => deadline,
             };
             tokio::select! {
-                () = waiting.changed() => {}
+                () = commits.changed() => {}
                 () = tokio::time::sleep_until(until) => {}
             }
         }
@@ -306,67 +309,67 @@ impl Queue for SqliteQueue {
     }
 
     async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {
-        let change = |shared: &Shared, conn: &Connection, (id, token), delay: &Duration| {
-            shared.signal.mark();
-            conn.prepare_cached(RELEASE)?.execute([id, token, after(shared.now_ms(), *delay)])
+        let change = |state: &SqliteQueueState, conn: &Connection, (id, token), delay: &Duration| {
+            state.signal.mark();
+            conn.prepare_cached(RELEASE)?.execute([id, token, after(state.now_ms(), *delay)])
         };
         self.settle(entries.to_vec(), change).await
     }
 
     async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
-        let change = |shared: &Shared, conn: &Connection, (id, token), reason: &String| {
+        let change = |state: &SqliteQueueState, conn: &Connection, (id, token), reason: &String| {
             let held = conn.prepare_cached(HELD)?.exists([id, token])?;
             if held {
-                shared.bury(conn, id, if reason.is_empty() { "no reason given" } else { reason }, false)?;
+                state.bury(conn, id, if reason.is_empty() { NO_REASON } else { reason }, false)?;
             }
             Ok(usize::from(held))
         };
         self.settle(entries.to_vec(), change).await
     }
 
-    async fn extend(&self, receipts: &[Receipt], for_: Duration) -> Vec<Result<(), QueueError>> {
-        let entries = receipts.iter().map(|receipt| (receipt.clone(), for_)).collect();
-        let change = |shared: &Shared, conn: &Connection, (id, token), for_: &Duration| {
-            // It may end sooner than before, and those who sleep until then must know.
-            shared.signal.mark();
-            conn.prepare_cached(EXTEND)?.execute([id, token, after(shared.now_ms(), *for_)])
+    async fn extend(&self, receipts: &[Receipt], duration: Duration) -> Vec<Result<(), QueueError>> {
+        let entries = receipts.iter().map(|receipt| (receipt.clone(), duration)).collect();
+        let change = |state: &SqliteQueueState, conn: &Connection, (id, token), duration: &Duration| {
+            // The lease may end earlier than before; sleeping receivers must recompute their wait.
+            state.signal.mark();
+            conn.prepare_cached(EXTEND)?.execute([id, token, after(state.now_ms(), *duration)])
         };
         self.settle(entries, change).await
     }
 
     fn lease(&self) -> Duration {
-        self.shared.options.lease
+        self.state.options.lease
     }
 
     async fn depth(&self) -> Result<Depth, QueueError> {
-        let shared = self.shared.clone();
-        Ok(self.db.read(move |conn| shared.depth(conn)).await?)
+        let state = self.state.clone();
+        Ok(self.db.read(move |conn| state.depth(conn)).await?)
     }
 
     async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
-        let shared = self.shared.clone();
+        let state = self.state.clone();
         let after = after.cloned();
         let list = self.db.read(move |conn| {
-            let place = match &after {
+            let row_id = match &after {
                 None => 0,
-                Some(id) => match shared.dead_place(conn, id)? {
-                    Some(place) => place,
+                Some(id) => match state.dead_row_id(conn, id)? {
+                    Some(row_id) => row_id,
                     None => return Ok(None),
                 },
             };
             let mut list = conn.prepare_cached(DEAD_LIST)?;
-            let wanted = named_params! { ":queue": shared.key, ":after": place, ":max": limit(max) };
+            let wanted = named_params! { ":queue": state.key, ":after": row_id, ":max": limit(max) };
             list.query_map(wanted, read_dead_letter)?.collect::<rusqlite::Result<Vec<_>>>().map(Some)
         });
         list.await?.ok_or(QueueError::NotFound)
     }
 
     async fn replay(&self, ids: &[MessageId], delay: Duration) -> Vec<Result<(), QueueError>> {
-        let change = move |shared: &Shared, conn: &Connection, place| {
-            let visible_at = after(shared.now_ms(), delay);
-            let expires_at = after(visible_at, shared.options.retention);
-            conn.prepare_cached(COPY_FROM_DEAD)?.execute([place, visible_at, expires_at])?;
-            shared.signal.mark();
+        let change = move |state: &SqliteQueueState, conn: &Connection, row_id| {
+            let visible_at = after(state.now_ms(), delay);
+            let expires_at = after(visible_at, state.options.retention);
+            conn.prepare_cached(COPY_FROM_DEAD)?.execute([row_id, visible_at, expires_at])?;
+            state.signal.mark();
             Ok(())
         };
         self.change_dead(ids, change).await
@@ -377,38 +380,38 @@ impl Queue for SqliteQueue {
     }
 }
 
-/// What a take has leased, until the receiver has it in hand. If the receiver went away meanwhile, the messages are
-/// due again at once, as if never taken, instead of after a lease.
-struct Taken {
+/// Messages leased by a take and not yet returned to the receiver. If the receive was cancelled meanwhile, dropping this
+/// makes them due immediately, with their earlier receive count, instead of after the lease.
+struct LeasedMessages {
     queue: SqliteQueue,
     messages: Vec<Message>,
 }
 
-impl Taken {
+impl LeasedMessages {
     fn accept(mut self) -> Vec<Message> {
         std::mem::take(&mut self.messages)
     }
 }
 
-impl Drop for Taken {
+impl Drop for LeasedMessages {
     fn drop(&mut self) {
         if self.messages.is_empty() {
             return;
         }
         let receipts: Vec<Receipt> = self.messages.drain(..).map(|message| message.receipt).collect();
-        let shared = self.queue.shared.clone();
-        // Without room for the job the lease ends by itself.
-        self.queue.db.write_later(move |conn| {
+        let state = self.queue.state.clone();
+        // If the backlog is full, the messages become due when the lease ends.
+        self.queue.db.write_detached(move |conn| {
             for (id, token) in receipts.iter().filter_map(read_receipt) {
-                conn.prepare_cached(UNTAKE)?.execute([id, token, shared.now_ms()])?;
+                conn.prepare_cached(UNDO_LEASE)?.execute([id, token, state.now_ms()])?;
             }
-            shared.signal.mark();
+            state.signal.mark();
             Ok(())
         });
     }
 }
 
-/// One job's result for each entry: `missed` where there was nothing to change.
+/// Spreads one job's result over its entries: `missed` where no row was changed.
 fn answer_each(
     count: usize,
     changed: Result<Vec<bool>, DatabaseError>,
@@ -416,12 +419,12 @@ fn answer_each(
 ) -> Vec<Result<(), QueueError>> {
     match changed {
         Ok(changed) => changed.into_iter().map(|hit| if hit { Ok(()) } else { Err(missed()) }).collect(),
-        Err(error) => (0..count).map(|_| Err(repeat(&error))).collect(),
+        Err(error) => (0..count).map(|_| Err(queue_error(&error))).collect(),
     }
 }
 
-/// One failure of the database, told to each entry of a batch.
-fn repeat(error: &DatabaseError) -> QueueError {
+/// Converts a database error once for each entry of a batch; the error itself is not `Clone`.
+fn queue_error(error: &DatabaseError) -> QueueError {
     let text = match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),

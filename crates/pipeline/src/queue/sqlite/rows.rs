@@ -1,4 +1,4 @@
-//! Reads rows into messages and dead letters, and converts times, receipts and attributes to what a column holds.
+//! Reads rows into messages and dead letters, and converts times, receipts and attributes from and to columns.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use rusqlite::Row;
 
 use crate::message::{Attributes, DeadLetter, MessageId, Receipt};
 
-pub(super) struct Due {
+pub(super) struct DueRow {
     pub(super) id: i64,
     pub(super) message_id: String,
     pub(super) body: Vec<u8>,
@@ -16,8 +16,8 @@ pub(super) struct Due {
     pub(super) expires_at: i64,
 }
 
-pub(super) fn read_due(row: &Row<'_>) -> rusqlite::Result<Due> {
-    Ok(Due {
+pub(super) fn read_due(row: &Row<'_>) -> rusqlite::Result<DueRow> {
+    Ok(DueRow {
         id: row.get(0)?,
         message_id: row.get(1)?,
         body: row.get(2)?,
@@ -30,7 +30,7 @@ pub(super) fn read_due(row: &Row<'_>) -> rusqlite::Result<Due> {
 
 pub(super) fn read_dead_letter(row: &Row<'_>) -> rusqlite::Result<DeadLetter> {
     let stored = row.get_ref(2)?.as_str_or_null()?;
-    // The operator should see such a letter too, with what is there.
+    // An operator must see this letter too, so it keeps the stored text as an attribute.
     let unreadable = |_| Attributes::from([("unreadable".to_owned(), stored.unwrap_or_default().to_owned())]);
     Ok(DeadLetter {
         id: MessageId(row.get(0)?),
@@ -55,7 +55,7 @@ pub(super) fn write_attributes(attributes: &Attributes) -> Option<String> {
     Some(serde_json::to_string(attributes).expect("a map of strings is always JSON"))
 }
 
-/// The row and the token of its lease.
+/// The row id and the lease token of a receipt.
 pub(super) fn read_receipt(receipt: &Receipt) -> Option<(i64, i64)> {
     let (id, token) = receipt.0.split_once('.')?;
     Some((id.parse().ok()?, token.parse().ok()?))
@@ -65,7 +65,7 @@ pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Rounded up: a delay may end late, not early.
+/// `now` plus `delay`, rounded up to whole milliseconds: a delay may end late, not early.
 pub(super) fn after(now: i64, delay: Duration) -> i64 {
     now.saturating_add(millis(delay.saturating_add(Duration::from_nanos(999_999))))
 }

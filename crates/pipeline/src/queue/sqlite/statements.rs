@@ -9,8 +9,8 @@ CREATE TABLE IF NOT EXISTS queue_names (
 CREATE TABLE IF NOT EXISTS queue_messages (
     id         INTEGER PRIMARY KEY,  -- grows in the order sent
     queue      INTEGER NOT NULL,
-    visible_at INTEGER NOT NULL,     -- milliseconds since 1970, as are all times here
-    token      INTEGER,              -- of the latest lease; NULL when nobody holds one
+    visible_at INTEGER NOT NULL,     -- milliseconds since 1970, like all times here
+    token      INTEGER,              -- of the current lease; NULL without one
     receives   INTEGER NOT NULL,
     sent_at    INTEGER NOT NULL,
     expires_at INTEGER NOT NULL,
@@ -54,7 +54,7 @@ pub(super) const ACK: &str = "DELETE FROM queue_messages WHERE id = ?1 AND token
 
 pub(super) const RELEASE: &str = "UPDATE queue_messages SET visible_at = ?3, token = NULL WHERE id = ?1 AND token = ?2";
 
-pub(super) const UNTAKE: &str = "
+pub(super) const UNDO_LEASE: &str = "
 UPDATE queue_messages SET visible_at = ?3, token = NULL, receives = receives - 1 WHERE id = ?1 AND token = ?2";
 
 pub(super) const EXTEND: &str = "UPDATE queue_messages SET visible_at = ?3 WHERE id = ?1 AND token = ?2";
@@ -78,7 +78,7 @@ pub(super) const DEAD_OLDEST: &str = "SELECT buried_at FROM queue_dead_messages 
 
 pub(super) const DEAD_DELETE: &str = "DELETE FROM queue_dead_messages WHERE id = ?1";
 
-pub(super) const DEAD_PLACE: &str = "SELECT id FROM queue_dead_messages WHERE queue = ?1 AND message_id = ?2";
+pub(super) const DEAD_ROW_ID: &str = "SELECT id FROM queue_dead_messages WHERE queue = ?1 AND message_id = ?2";
 
 pub(super) const DEAD_LIST: &str = "
 SELECT message_id, body, attributes, reason, receives, sent_at, buried_at, by_queue FROM queue_dead_messages

@@ -1,44 +1,39 @@
-//! What the embedded queue does inside a database job: takes, buries, sweeps and counts rows.
+//! The queue's work inside a database job: it takes, buries, sweeps and counts rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
-use super::rows::{Due, after, count, limit, millis, read_due, time_from_ms, until_ms};
+use super::rows::{DueRow, after, count, limit, millis, read_due, time_from_ms, until_ms};
 use super::statements::{
-    COPY_TO_DEAD, DEAD_DELETE, DEAD_EXPIRED, DEAD_OLDEST, DEAD_PLACE, DELETE, DEPTH_DEAD, DEPTH_DUE, DEPTH_HIDDEN, DUE,
-    EXPIRED, LEASE, SENT_AT,
+    COPY_TO_DEAD, DEAD_DELETE, DEAD_EXPIRED, DEAD_OLDEST, DEAD_ROW_ID, DELETE, DEPTH_DEAD, DEPTH_DUE, DEPTH_HIDDEN,
+    DUE, EXPIRED, LEASE, SENT_AT,
 };
-use super::{BURIED_PER_TAKE_MAX, Clock, SWEEP_MAX};
-use crate::message::{Message, MessageId, Outgoing, Receipt};
-use crate::queue::{Depth, QueueError, QueueOptions};
+use super::{BURIED_PER_TAKE_MAX, NowMs, SWEEP_MAX};
+use crate::message::{Message, MessageId, Receipt};
+use crate::queue::{Depth, QueueOptions, RETENTION_ENDED, burial_reason};
 use crate::sqlite::Signal;
 
-pub(super) struct Shared {
+pub(super) struct SqliteQueueState {
     pub(super) name: String,
     pub(super) key: i64,
     pub(super) options: QueueOptions,
     pub(super) signal: Arc<Signal>,
-    pub(super) clock: Clock,
-    /// Held by the one receiver that looks; the others of this process stand in line for it.
-    pub(super) turn: tokio::sync::Mutex<()>,
-    /// The last take got all it asked for: the next may take without looking first.
-    pub(super) more: AtomicBool,
+    pub(super) clock: NowMs,
+    /// Held by the one receiver of this process that looks for messages; the others wait for it.
+    pub(super) receive_lock: tokio::sync::Mutex<()>,
+    /// The last take was full: the next one takes without reading first.
+    pub(super) maybe_more: AtomicBool,
     pub(super) sweep_at: AtomicI64,
 }
 
-impl Shared {
+impl SqliteQueueState {
     pub(super) fn now_ms(&self) -> i64 {
         (self.clock)()
     }
 
-    pub(super) fn check_size(&self, message: &Outgoing) -> Result<(), QueueError> {
-        let (size, max) = (message.body.len(), self.options.body_bytes_max);
-        if size > max { Err(QueueError::TooLarge { size, max }) } else { Ok(()) }
-    }
-
-    /// Leases what is due, and buries what has been delivered too often, is too old or cannot be read.
+    /// Leases up to `max` due messages, and buries those delivered too often, past their retention or unreadable.
     pub(super) fn take(&self, conn: &Connection, max: usize) -> rusqlite::Result<Vec<Message>> {
         let now = self.now_ms();
         let lease_end = after(now, self.options.lease);
@@ -47,7 +42,7 @@ impl Shared {
         while messages.len() < max && buried < BURIED_PER_TAKE_MAX {
             let left = max - messages.len();
             let wanted = named_params! { ":queue": self.key, ":now": now, ":max": limit(left) };
-            let due: Vec<Due> =
+            let due: Vec<DueRow> =
                 conn.prepare_cached(DUE)?.query_map(wanted, read_due)?.collect::<rusqlite::Result<_>>()?;
             let last = due.len() < left;
             for row in due {
@@ -66,18 +61,17 @@ impl Shared {
         Ok(messages)
     }
 
-    fn undeliverable(&self, row: &Due, now: i64) -> Option<String> {
-        if row.expires_at <= now {
-            return Some("retention over".into());
-        }
-        if self.options.receives_max.is_some_and(|max| row.receives >= max) {
-            return Some(format!("received {} times without being settled", row.receives));
-        }
-        row.attributes.as_ref().err().map(|error| format!("the stored attributes cannot be read: {error}"))
+    /// Why a row is buried instead of delivered, if it is.
+    fn undeliverable(&self, row: &DueRow, now: i64) -> Option<String> {
+        let unreadable = || {
+            let error = row.attributes.as_ref().err()?;
+            Some(format!("the stored attributes cannot be read: {error}"))
+        };
+        burial_reason(row.expires_at <= now, row.receives, self.options.receives_max).or_else(unreadable)
     }
 
-    fn lease(&self, conn: &Connection, row: Due, lease_end: i64) -> rusqlite::Result<Message> {
-        // Row ids are used again after the newest row is deleted; a random token is not.
+    fn lease(&self, conn: &Connection, row: DueRow, lease_end: i64) -> rusqlite::Result<Message> {
+        // SQLite reuses the row id of a deleted newest row, so only a random token identifies a lease.
         let token: i64 = rand::random();
         let changes = named_params! { ":id": row.id, ":token": token, ":visible_at": lease_end };
         conn.prepare_cached(LEASE)?.execute(changes)?;
@@ -115,7 +109,7 @@ impl Shared {
         let wanted = named_params! { ":queue": self.key, ":before": before, ":now": now, ":max": limit(SWEEP_MAX) };
         let live: Vec<i64> = conn.prepare_cached(EXPIRED)?.query_map(wanted, id)?.collect::<rusqlite::Result<_>>()?;
         for id in &live {
-            self.bury(conn, *id, "retention over", true)?;
+            self.bury(conn, *id, RETENTION_ENDED, true)?;
         }
         let wanted = named_params! { ":queue": self.key, ":before": before, ":max": limit(SWEEP_MAX) };
         let dead: Vec<i64> =
@@ -135,7 +129,7 @@ impl Shared {
             .prepare_cached(DEPTH_HIDDEN)?
             .query_row([self.key, now], |row| Ok((count(row, 0)?, count(row, 1)?)))?;
         let dead = conn.prepare_cached(DEPTH_DEAD)?.query_row([self.key], |row| count(row, 0))?;
-        // Ids grow in the order sent, and the index has them; only the oldest row itself is read.
+        // Ids grow in the order sent and are in the index, so only the oldest row is read.
         let oldest_age = match oldest {
             None => None,
             Some(id) => {
@@ -146,7 +140,7 @@ impl Shared {
         Ok(Depth { ready, in_flight, delayed, dead, oldest_age })
     }
 
-    pub(super) fn dead_place(&self, conn: &Connection, id: &MessageId) -> rusqlite::Result<Option<i64>> {
-        conn.prepare_cached(DEAD_PLACE)?.query_row(params![self.key, id.0], |row| row.get(0)).optional()
+    pub(super) fn dead_row_id(&self, conn: &Connection, id: &MessageId) -> rusqlite::Result<Option<i64>> {
+        conn.prepare_cached(DEAD_ROW_ID)?.query_row(params![self.key, id.0], |row| row.get(0)).optional()
     }
 }

@@ -1,61 +1,69 @@
-//! Lists, replays and discards dead letters: takes a snapshot of them ([`Letters`]), acts on it, and puts the rest back.
+//! Lists, replays and discards dead letters: takes a [`DeadLetterSnapshot`], acts on it, and puts the rest back.
 
 use std::time::{Duration, SystemTime};
 
-use super::dead_letters::{Letter, Letters};
-use super::requests::Fault;
-use super::{Shared, unanswered, wire};
+use super::client::RequestError;
+use super::dead_letters::{DeadLetterSnapshot, TakenLetter};
+use super::{SqsQueueState, no_answer, wire};
 use crate::message::MessageId;
 use crate::queue::QueueError;
 
-/// How long a reader of the dead letters waits for those before it.
-const READING_TURN_MAX: Duration = Duration::from_secs(30);
+/// How long a reader of the dead letters waits for other readers of this process.
+const READING_LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What becomes of dead letters.
+/// What to do with dead letters.
 #[derive(Clone, Copy)]
-pub(super) enum Change {
-    /// Back into the queue after this delay.
+pub(super) enum DeadLetterChange {
+    /// Move them back into the queue, due after this delay.
     Replay(Duration),
     Discard,
 }
 
-impl Shared {
-    pub(super) async fn turn_to_read(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Fault> {
-        tokio::time::timeout(READING_TURN_MAX, self.reading.lock()).await.map_err(|_| Fault::not_started())
+impl SqsQueueState {
+    pub(super) async fn lock_reading(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, RequestError> {
+        tokio::time::timeout(READING_LOCK_WAIT_MAX, self.reading.lock()).await.map_err(|_| RequestError::not_started())
     }
 
-    pub(super) async fn take_letters(&self, wanted: Option<&[MessageId]>) -> Result<Letters, Fault> {
-        Letters::take(&self.calls, &self.dead_url, self.options.receives_max, wanted).await
+    pub(super) async fn snapshot_dead_letters(
+        &self,
+        wanted: Option<&[MessageId]>,
+    ) -> Result<DeadLetterSnapshot, RequestError> {
+        DeadLetterSnapshot::take(&self.client, &self.dead_url, self.options.receives_max, wanted).await
     }
 
-    /// Sends letters back into the queue, as they were sent first.
-    async fn send_back(&self, letters: &[&Letter], delay: Duration) -> Vec<Result<(), QueueError>> {
+    /// Sends letters back into the queue with their original content and age.
+    async fn replay_letters(&self, letters: &[&TakenLetter], delay: Duration) -> Vec<Result<(), QueueError>> {
         let now = SystemTime::now();
-        let live = |letter: &&Letter| wire::live(&letter.content, Some(letter.sent_at), delay, self.delay_step, now);
-        self.outbox.send(letters.iter().map(live).collect()).await
+        let live =
+            |letter: &&TakenLetter| wire::live(&letter.content, Some(letter.sent_at), delay, self.delay_step, now);
+        self.sender.send(letters.iter().map(live).collect()).await
     }
 
-    /// Applies `change` to the letters asked for, deletes those it worked for, and puts the rest back.
-    pub(super) async fn change_letters(&self, ids: &[MessageId], change: Change) -> Vec<Result<(), QueueError>> {
-        let all_fail = |fault: Fault| ids.iter().map(|_| Err(fault.clone().into())).collect();
-        let _turn = match self.turn_to_read().await {
+    /// Applies `change` to the letters with these ids, deletes each letter that it succeeded for, and puts the rest back.
+    pub(super) async fn change_dead_letters(
+        &self,
+        ids: &[MessageId],
+        change: DeadLetterChange,
+    ) -> Vec<Result<(), QueueError>> {
+        let all_fail = |error: RequestError| ids.iter().map(|_| Err(error.clone().into())).collect();
+        let _reading = match self.lock_reading().await {
             Ok(turn) => turn,
-            Err(fault) => return all_fail(fault),
+            Err(error) => return all_fail(error),
         };
-        // A copy that a replay leaves behind does no harm; one that is to be dropped must not come up again.
+        // A replay may stop once it has the wanted letters: a copy left behind is harmless. A discard must find every copy.
         let enough = match change {
-            Change::Replay(_) => Some(ids),
-            Change::Discard => None,
+            DeadLetterChange::Replay(_) => Some(ids),
+            DeadLetterChange::Discard => None,
         };
-        let mut letters = match self.take_letters(enough).await {
+        let mut letters = match self.snapshot_dead_letters(enough).await {
             Ok(letters) => letters,
-            Err(fault) => return all_fail(fault),
+            Err(error) => return all_fail(error),
         };
         let picked = letters.pick(ids);
-        let found: Vec<&Letter> = picked.iter().flatten().collect();
+        let found: Vec<&TakenLetter> = picked.iter().flatten().collect();
         let changed = match change {
-            Change::Replay(delay) => self.send_back(&found, delay).await,
-            Change::Discard => found.iter().map(|_| Ok(())).collect(),
+            DeadLetterChange::Replay(delay) => self.replay_letters(&found, delay).await,
+            DeadLetterChange::Discard => found.iter().map(|_| Ok(())).collect(),
         };
         let gone = found.iter().zip(&changed).filter(|(_, changed)| changed.is_ok());
         let handles: Vec<(usize, String)> = gone
@@ -63,19 +71,19 @@ impl Shared {
             .flat_map(|(place, (letter, _))| letter.handles.iter().map(move |handle| (place, handle.clone())))
             .collect();
         let flat: Vec<String> = handles.iter().map(|(_, handle)| handle.clone()).collect();
-        let deleted = self.calls.delete(&self.dead_url, &flat).await;
+        let deleted = self.client.delete(&self.dead_url, &flat).await;
         let complete = letters.complete;
         let kept = found.iter().zip(&changed).filter(|(_, changed)| changed.is_err());
         let kept: Vec<String> = kept.flat_map(|(letter, _)| letter.handles.clone()).collect();
         let kept: Vec<(String, i32)> = kept.into_iter().map(|handle| (handle, 0)).collect();
-        tokio::join!(letters.put_back(&self.calls, &self.dead_url), self.calls.hide(&self.dead_url, &kept));
-        answer_letters(&picked, complete, changed, handles.iter().map(|(place, _)| *place).zip(deleted))
+        tokio::join!(letters.put_back(&self.client, &self.dead_url), self.client.hide(&self.dead_url, &kept));
+        answers_by_id(&picked, complete, changed, handles.iter().map(|(place, _)| *place).zip(deleted))
     }
 }
 
-/// One answer for each id: not there, not changed, not deleted (in any of its copies), or done.
-fn answer_letters(
-    picked: &[Option<Letter>],
+/// One answer for each id: not found, not changed, not deleted (any of its copies), or done.
+fn answers_by_id(
+    picked: &[Option<TakenLetter>],
     complete: bool,
     changed: Vec<Result<(), QueueError>>,
     deleted: impl Iterator<Item = (usize, Result<(), QueueError>)>,
@@ -88,17 +96,17 @@ fn answer_letters(
         }
     }
     let (mut changed, mut failures) = (changed.into_iter(), failures.into_iter());
-    let answer = |letter: &Option<Letter>| match letter {
-        None => Err(missing(complete)),
+    let answer = |letter: &Option<TakenLetter>| match letter {
+        None => Err(not_found(complete)),
         Some(_) => {
-            changed.next().unwrap_or_else(unanswered)?;
+            changed.next().unwrap_or_else(no_answer)?;
             failures.next().flatten().map_or(Ok(()), Err)
         }
     };
     picked.iter().map(answer).collect()
 }
 
-/// Only who has seen all letters can say that one is not there.
-pub(super) fn missing(complete: bool) -> QueueError {
+/// The answer for an id that was not seen: `NotFound` only if all letters were read.
+pub(super) fn not_found(complete: bool) -> QueueError {
     if complete { QueueError::NotFound } else { QueueError::Unavailable("not all dead letters could be read".into()) }
 }

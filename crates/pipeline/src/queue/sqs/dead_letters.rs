@@ -1,9 +1,10 @@
-//! Reading the dead-letter queue. SQS has no way to look without taking, nor any order: a reader takes every letter for
-//! a short while, sorts them, does what it came for, and puts the rest back. Another reader sees less in the meantime, so
-//! one waits for the other. A reader that dies hides the letters for [`HIDE`], no longer.
+//! Takes a snapshot of the dead-letter queue. SQS can neither list messages without receiving them nor order them: a
+//! reader receives every letter, hides it for [`HIDE`], sorts the letters, does its work, and puts the rest back. Other
+//! readers see fewer letters meanwhile, so readers give way to each other. If a reader dies, its letters are visible again
+//! after [`HIDE`].
 //!
-//! A letter may be there more than once: a burial is a copy and then a deletion, and what comes between may be a crash.
-//! Copies have the same id and are one letter.
+//! A letter may be stored more than once, because a crash may separate the copy and the deletion of a burial. Copies have
+//! the same id and count as one letter.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -11,35 +12,36 @@ use std::time::{Duration, SystemTime};
 use futures::future::join_all;
 use tokio::time::Instant;
 
-use super::requests::{BATCH_MAX, Calls, Fault};
-use super::wire::{Content, Delivery};
+use super::client::{BATCH_MAX, RequestError, SqsClient};
+use super::wire::{MessageContent, SqsDelivery};
 use crate::message::{DeadLetter, MessageId};
 
-/// How long a reader hides what it takes.
+/// How long a reader hides the letters that it takes.
 const HIDE: Duration = Duration::from_secs(45);
-/// How long it goes on taking.
-const TAKE_MAX: Duration = Duration::from_secs(20);
-/// How long it waits for letters that somebody else has taken.
-const OTHERS_MAX: Duration = Duration::from_secs(5);
-/// How many letters it takes, and how much of them, before it makes do.
+/// How long a reader continues to take letters.
+const TAKE_TIME_MAX: Duration = Duration::from_secs(20);
+/// How long a reader waits for letters that other readers hold.
+const OTHER_READERS_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Letters that a snapshot holds at most.
 const LETTERS_MAX: usize = 10_000;
+/// Bytes of their bodies that a snapshot holds at most.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
-/// How many requests take at once when there are many letters.
-const LANES: usize = 4;
-/// Only a receive that waits asks all of SQS's servers.
+/// Concurrent receives while they come back full.
+const PARALLEL_RECEIVES: usize = 4;
+/// Long poll, because a receive without a wait asks only some of SQS's servers.
 const WAIT_S: i32 = 1;
 
-/// The dead letters that one reader holds.
-pub(super) struct Letters {
-    /// By when they were buried.
-    sorted: BTreeMap<(SystemTime, MessageId), Letter>,
-    /// Whether all were seen.
+/// The dead letters that one reader has taken.
+pub(super) struct DeadLetterSnapshot {
+    /// Ordered by burial time.
+    sorted: BTreeMap<(SystemTime, MessageId), TakenLetter>,
+    /// Whether these are all letters of the queue (or all wanted ones).
     pub(super) complete: bool,
 }
 
-/// A dead letter and its copies.
-pub(super) struct Letter {
-    pub(super) content: Content,
+/// A dead letter with the receipt handles of all its copies.
+pub(super) struct TakenLetter {
+    pub(super) content: MessageContent,
     pub(super) sent_at: SystemTime,
     pub(super) handles: Vec<String>,
     reason: String,
@@ -47,45 +49,45 @@ pub(super) struct Letter {
     receives: u32,
 }
 
-impl Letters {
-    /// Takes all there are, or enough to have the `wanted` ones. When this fails nothing stays taken.
+impl DeadLetterSnapshot {
+    /// Takes all letters, or stops once it has the `wanted` ones. On failure it puts back what it has taken.
     pub(super) async fn take(
-        calls: &Calls,
+        client: &SqsClient,
         queue_url: &str,
         receives_max: Option<u32>,
         wanted: Option<&[MessageId]>,
-    ) -> Result<Letters, Fault> {
+    ) -> Result<DeadLetterSnapshot, RequestError> {
         let start = Instant::now();
         loop {
             let mut taken = HashMap::new();
-            let outcome = fill(calls, queue_url, &mut taken, wanted, start).await;
+            let outcome = fill(client, queue_url, &mut taken, wanted, start).await;
             match outcome {
-                Ok(End::Yield) => {
-                    put_back(calls, queue_url, taken.into_values().map(|delivery| delivery.handle)).await;
+                Ok(ReadEnd::Yield) => {
+                    put_back(client, queue_url, taken.into_values().map(|delivery| delivery.handle)).await;
                     tokio::time::sleep(Duration::from_millis(rand::random_range(500..1500))).await;
                 }
-                Ok(End::Complete) => return Ok(sort(taken.into_values(), receives_max, true)),
-                Ok(End::Partial) => return Ok(sort(taken.into_values(), receives_max, false)),
-                Err(fault) => {
-                    put_back(calls, queue_url, taken.into_values().map(|delivery| delivery.handle)).await;
-                    return Err(fault);
+                Ok(ReadEnd::Complete) => return Ok(sort(taken.into_values(), receives_max, true)),
+                Ok(ReadEnd::Partial) => return Ok(sort(taken.into_values(), receives_max, false)),
+                Err(error) => {
+                    put_back(client, queue_url, taken.into_values().map(|delivery| delivery.handle)).await;
+                    return Err(error);
                 }
             }
         }
     }
 
-    /// Gives back what is left.
-    pub(super) async fn put_back(self, calls: &Calls, queue_url: &str) {
-        put_back(calls, queue_url, self.sorted.into_values().flat_map(|letter| letter.handles)).await;
+    /// Makes the letters that are left visible again.
+    pub(super) async fn put_back(self, client: &SqsClient, queue_url: &str) {
+        put_back(client, queue_url, self.sorted.into_values().flat_map(|letter| letter.handles)).await;
     }
 
-    /// A page after the letter `after`, which must be there unless `None`.
+    /// A page of letters after the letter `after`; `None` if that letter is not in the snapshot.
     pub(super) fn page(&self, after: Option<&MessageId>, max: usize) -> Option<Vec<DeadLetter>> {
         let mut rest = self.sorted.iter();
         if let Some(after) = after {
             rest.find(|((_, id), _)| id == after)?;
         }
-        let show = |((buried_at, id), letter): (&(SystemTime, MessageId), &Letter)| DeadLetter {
+        let show = |((buried_at, id), letter): (&(SystemTime, MessageId), &TakenLetter)| DeadLetter {
             id: id.clone(),
             body: letter.content.body.clone(),
             attributes: letter.content.attributes.clone(),
@@ -98,8 +100,8 @@ impl Letters {
         Some(rest.take(max).map(show).collect())
     }
 
-    /// Hands over the letters asked for, each once; `None` for one that is not there.
-    pub(super) fn pick(&mut self, ids: &[MessageId]) -> Vec<Option<Letter>> {
+    /// Removes the letters with these ids from the snapshot, each once; `None` for an id that is not in it.
+    pub(super) fn pick(&mut self, ids: &[MessageId]) -> Vec<Option<TakenLetter>> {
         let mut places: HashMap<MessageId, SystemTime> =
             self.sorted.keys().map(|(buried_at, id)| (id.clone(), *buried_at)).collect();
         let mut pick = |id: &MessageId| {
@@ -110,83 +112,88 @@ impl Letters {
     }
 }
 
-enum End {
-    /// Nothing more comes and nobody else holds any, or all that were wanted are there.
+enum ReadEnd {
+    /// All letters of the queue, or all wanted ones, are taken.
     Complete,
-    /// Too many, or somebody else holds some and does not give them back.
+    /// A limit was reached, or another reader holds letters for too long.
     Partial,
-    /// Somebody else holds more: theirs goes first.
+    /// Another reader holds more letters: this reader gives way.
     Yield,
 }
 
-/// Takes until nothing comes; whatever happens, `taken` is what must be given back.
+/// Receives into `taken` until a [`ReadEnd`]. The caller puts `taken` back, also after an error.
 async fn fill(
-    calls: &Calls,
+    client: &SqsClient,
     queue_url: &str,
-    taken: &mut HashMap<String, Delivery>,
+    taken: &mut HashMap<String, SqsDelivery>,
     wanted: Option<&[MessageId]>,
     start: Instant,
-) -> Result<End, Fault> {
-    let (mut lanes, mut bytes) = (1, 0);
+) -> Result<ReadEnd, RequestError> {
+    let (mut parallel, mut bytes) = (1, 0);
     let mut missing: Option<HashSet<&MessageId>> = wanted.map(|wanted| wanted.iter().collect());
     let hide_s = super::wire::whole_seconds(HIDE);
     loop {
-        let took = (0..lanes).map(|_| calls.receive(queue_url, BATCH_MAX, WAIT_S, hide_s));
-        let (mut came, mut new, mut failed) = (0, 0, None);
-        for answer in join_all(took).await {
+        let receives = (0..parallel).map(|_| client.receive(queue_url, BATCH_MAX, WAIT_S, hide_s));
+        let (mut received, mut new, mut failed) = (0, 0, None);
+        for answer in join_all(receives).await {
             match answer {
                 Ok(deliveries) => {
                     for delivery in deliveries {
-                        came += 1;
+                        received += 1;
                         bytes += delivery.content.body.len();
                         missing.as_mut().map(|missing| missing.remove(&delivery.content.id));
                         new += usize::from(taken.insert(delivery.sqs_id.clone(), delivery).is_none());
                     }
                 }
-                Err(fault) => failed = Some(fault),
+                Err(error) => failed = Some(error),
             }
         }
-        if let Some(fault) = failed {
-            return Err(fault);
+        if let Some(error) = failed {
+            return Err(error);
         }
         if missing.as_ref().is_some_and(HashSet::is_empty) {
-            return Ok(End::Complete);
+            return Ok(ReadEnd::Complete);
         }
         let elapsed = start.elapsed();
-        if taken.len() >= LETTERS_MAX || bytes >= BYTES_MAX || elapsed >= TAKE_MAX || (came > 0 && new == 0) {
-            return Ok(End::Partial);
+        if taken.len() >= LETTERS_MAX || bytes >= BYTES_MAX || elapsed >= TAKE_TIME_MAX || (received > 0 && new == 0) {
+            return Ok(ReadEnd::Partial);
         }
-        lanes = if came >= lanes * BATCH_MAX { LANES } else { 1 };
-        if came > 0 {
+        parallel = if received >= parallel * BATCH_MAX { PARALLEL_RECEIVES } else { 1 };
+        if received > 0 {
             continue;
         }
-        let others = calls.counts(queue_url).await?.hidden.saturating_sub(taken.len() as u64);
+        let others = client.counts(queue_url).await?.hidden.saturating_sub(taken.len() as u64);
         match others {
-            0 => return Ok(End::Complete),
-            _ if elapsed >= OTHERS_MAX => return Ok(End::Partial),
-            _ if i_yield(taken.len() as u64, others, rand::random()) => return Ok(End::Yield),
+            0 => return Ok(ReadEnd::Complete),
+            _ if elapsed >= OTHER_READERS_WAIT_MAX => return Ok(ReadEnd::Partial),
+            _ if must_yield(taken.len() as u64, others, rand::random()) => return Ok(ReadEnd::Yield),
             _ => {}
         }
     }
 }
 
-/// Of two readers that hold a part each, the one with less gives way; equals toss a coin.
-fn i_yield(mine: u64, others: u64, coin: bool) -> bool {
+/// Of two readers that each hold a part, the one with fewer letters gives way; equals decide by `coin`.
+fn must_yield(mine: u64, others: u64, coin: bool) -> bool {
     mine > 0 && (others > mine || (others == mine && coin))
 }
 
-/// What cannot be given back comes back by itself.
-async fn put_back(calls: &Calls, queue_url: &str, handles: impl Iterator<Item = String>) {
+/// Makes letters visible again. A letter for which this fails is visible after [`HIDE`].
+async fn put_back(client: &SqsClient, queue_url: &str, handles: impl Iterator<Item = String>) {
     let entries: Vec<_> = handles.map(|handle| (handle, 0)).collect();
-    let failed = calls.hide(queue_url, &entries).await.iter().filter(|answer| answer.is_err()).count();
+    let failed = client.hide(queue_url, &entries).await.iter().filter(|answer| answer.is_err()).count();
     if failed > 0 {
-        tracing::warn!(queue_url, failed, hidden_s = HIDE.as_secs(), "dead letters stay hidden for a while");
+        tracing::warn!(
+            queue_url,
+            failed,
+            hidden_s = HIDE.as_secs(),
+            "cannot put back dead letters; they stay hidden for up to `hidden_s` seconds"
+        );
     }
 }
 
-/// Orders letters by burial and joins copies under the earliest.
-fn sort(taken: impl Iterator<Item = Delivery>, receives_max: Option<u32>, complete: bool) -> Letters {
-    let mut letters: HashMap<MessageId, (SystemTime, Letter)> = HashMap::new();
+/// Orders letters by burial and merges copies into the earliest.
+fn sort(taken: impl Iterator<Item = SqsDelivery>, receives_max: Option<u32>, complete: bool) -> DeadLetterSnapshot {
+    let mut letters: HashMap<MessageId, (SystemTime, TakenLetter)> = HashMap::new();
     for delivery in taken {
         let handle = delivery.handle.clone();
         let (buried_at, mut letter) = read(delivery, receives_max);
@@ -207,22 +214,23 @@ fn sort(taken: impl Iterator<Item = Delivery>, receives_max: Option<u32>, comple
         }
     }
     let sorted = letters.into_iter().map(|(id, (buried_at, letter))| ((buried_at, id), letter)).collect();
-    Letters { sorted, complete }
+    DeadLetterSnapshot { sorted, complete }
 }
 
-/// A letter that SQS moved by itself says nothing of its burial. Its first delivery is the nearest time that is known
-/// and stays the same; its receive count goes on with each reading, but it was moved after `receives_max`.
-fn read(delivery: Delivery, receives_max: Option<u32>) -> (SystemTime, Letter) {
+/// Reads a letter. One that SQS moved itself has no burial attributes: its first delivery stands for the burial time,
+/// because it is the closest known time that stays constant. Reading raises its receive count, so the count is capped at
+/// `receives_max`, after which SQS moved it.
+fn read(delivery: SqsDelivery, receives_max: Option<u32>) -> (SystemTime, TakenLetter) {
     let (buried_at, reason, by_queue, receives) = match delivery.burial {
         Some(burial) => (burial.at, burial.reason, false, burial.receives),
         None => {
             let receives = receives_max.map_or(delivery.receives, |max| delivery.receives.min(max));
-            let reason = format!("moved by SQS after {receives} deliveries without a verdict");
+            let reason = format!("moved by SQS after {receives} deliveries without an outcome");
             (delivery.first_received_at.unwrap_or(delivery.sent_at), reason, true, receives)
         }
     };
     let (content, sent_at) = (delivery.content, delivery.sent_at);
-    (buried_at, Letter { content, sent_at, handles: Vec::new(), reason, by_queue, receives })
+    (buried_at, TakenLetter { content, sent_at, handles: Vec::new(), reason, by_queue, receives })
 }
 
 #[cfg(test)]
@@ -234,9 +242,9 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
     }
 
-    fn delivery(id: &str, handle: &str, burial: Option<(u64, &str)>) -> Delivery {
-        Delivery {
-            content: Content { id: MessageId(id.into()), body: id.into(), attributes: Default::default() },
+    fn delivery(id: &str, handle: &str, burial: Option<(u64, &str)>) -> SqsDelivery {
+        SqsDelivery {
+            content: MessageContent { id: MessageId(id.into()), body: id.into(), attributes: Default::default() },
             handle: handle.into(),
             sqs_id: handle.into(),
             receives: 9,
@@ -247,13 +255,13 @@ mod tests {
         }
     }
 
-    fn listed(letters: &Letters, after: Option<&str>, max: usize) -> Vec<String> {
+    fn listed(letters: &DeadLetterSnapshot, after: Option<&str>, max: usize) -> Vec<String> {
         let after = after.map(|id| MessageId(id.into()));
         letters.page(after.as_ref(), max).unwrap().into_iter().map(|letter| letter.id.0).collect()
     }
 
     #[test]
-    fn letters_come_by_burial_in_pages() {
+    fn letters_are_listed_by_burial_in_pages() {
         let taken = [
             delivery("b", "1", Some((20, "r"))),
             delivery("c", "2", Some((30, "r"))),
@@ -267,30 +275,30 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_one_letter() {
+    fn copies_count_as_one_letter() {
         let taken = [delivery("a", "late", Some((20, "second"))), delivery("a", "early", Some((10, "first")))];
         let mut letters = sort(taken.into_iter(), None, true);
         let page = letters.page(None, 10).unwrap();
         assert_eq!((page.len(), page[0].reason.as_str(), page[0].buried_at), (1, "first", at(10)));
         let wanted = MessageId("a".into());
         let picked = letters.pick(&[wanted.clone(), wanted]);
-        assert_eq!(picked[0].as_ref().unwrap().handles, ["late", "early"], "all copies go");
-        assert!(picked[1].is_none(), "asked twice, there once");
+        assert_eq!(picked[0].as_ref().unwrap().handles, ["late", "early"], "all copies are removed");
+        assert!(picked[1].is_none(), "requested twice, stored once");
         assert!(letters.page(None, 10).unwrap().is_empty());
     }
 
     #[test]
-    fn what_sqs_moved_has_a_reason_and_a_steady_count() {
+    fn a_letter_that_sqs_moved_has_a_reason_and_a_constant_count() {
         let letters = sort([delivery("a", "1", None)].into_iter(), Some(3), true);
         let letter = letters.page(None, 1).unwrap().remove(0);
         assert_eq!((letter.by_queue, letter.receives, letter.buried_at), (true, 3, at(50)));
-        assert_eq!(letter.reason, "moved by SQS after 3 deliveries without a verdict");
+        assert_eq!(letter.reason, "moved by SQS after 3 deliveries without an outcome");
     }
 
     #[test]
-    fn one_of_two_readers_gives_way() {
-        assert!(!i_yield(0, 5, true), "it has nothing to give");
-        assert!(i_yield(1, 5, false) && !i_yield(5, 1, true));
-        assert!(i_yield(5, 5, true) && !i_yield(5, 5, false));
+    fn the_reader_with_fewer_letters_gives_way() {
+        assert!(!must_yield(0, 5, true), "it holds no letters");
+        assert!(must_yield(1, 5, false) && !must_yield(5, 1, true));
+        assert!(must_yield(5, 5, true) && !must_yield(5, 5, false));
     }
 }

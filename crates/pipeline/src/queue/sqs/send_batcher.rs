@@ -1,11 +1,11 @@
-//! Messages on their way into one queue. Whoever sends puts its entries in line; a request takes the first ten, as many
-//! bytes as SQS takes, whoever they belong to. When idle an entry goes out at once and alone; while requests are
-//! under way the next ones pile up behind them and share a request. Nothing is ever held back to fill one.
+//! Batches concurrent sends to one queue. Each send puts its entries into a queue in memory; a request takes up to ten of
+//! them, within SQS's limit of bytes, whichever callers they belong to. When idle, an entry is sent immediately and alone;
+//! while requests are in flight, the next entries accumulate and share a request. No entry is delayed to fill one.
 //!
-//! A request runs as a task of its own, so that a caller who goes away does not take the others' entries along.
+//! A request runs in a task of its own, so a cancelled caller does not cancel the entries of others.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures::future::join_all;
 use tokio::runtime::Handle;
@@ -13,156 +13,157 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
-use super::requests::{BATCH_MAX, Calls, Fault};
-use super::wire::{BYTES_MAX, Parcel};
+use super::client::{BATCH_MAX, RequestError, SqsClient};
+use super::wire::{BYTES_MAX, SendEntry};
+use crate::lock::lock;
 use crate::queue::QueueError;
 
-/// So many requests run at once, however little is in them: what comes meanwhile shares the next.
+/// Concurrent requests that are not full; entries that arrive meanwhile share the next one.
 const SMALL_REQUESTS_MAX: usize = 1;
-/// So many run at once when each is full.
+/// Concurrent requests when each is full.
 const REQUESTS_MAX: usize = 16;
-/// How much may stand in line; whoever brings more waits.
-const LINE_KIB_MAX: usize = 32 * 1024;
+/// Size limit of the queued entries; callers with more wait.
+const QUEUED_KIB_MAX: usize = 32 * 1024;
 
-/// The line in front of one queue.
+/// Sends to one queue in SQS. Clones share the queued entries.
 #[derive(Clone)]
-pub(super) struct Outbox {
-    inner: Arc<Inner>,
+pub(super) struct SendBatcher {
+    state: Arc<BatcherState>,
 }
 
-struct Inner {
-    calls: Arc<Calls>,
+struct BatcherState {
+    client: Arc<SqsClient>,
     queue_url: String,
-    line: Mutex<Line>,
+    queued: Mutex<QueuedSends>,
     room: Arc<Semaphore>,
     tasks: TaskTracker,
     runtime: Handle,
 }
 
 #[derive(Default)]
-struct Line {
-    waiting: VecDeque<Waiting>,
-    running: usize,
+struct QueuedSends {
+    sends: VecDeque<QueuedSend>,
+    requests_running: usize,
     last_number: u64,
 }
 
-struct Waiting {
+struct QueuedSend {
     number: u64,
-    parcel: Parcel,
+    entry: SendEntry,
     answer: oneshot::Sender<Result<(), QueueError>>,
-    /// Its part of the room, given back with its answer.
+    /// Its share of [`QUEUED_KIB_MAX`], released with the answer.
     _room: OwnedSemaphorePermit,
 }
 
-/// Where an entry stands, and where its answer comes.
-struct Ticket {
+/// A queued entry from the caller's side.
+struct PendingSend {
     number: u64,
     answer: oneshot::Receiver<Result<(), QueueError>>,
 }
 
-impl Outbox {
-    /// An empty line. Its tasks run on the caller's runtime and are counted in `tasks`.
-    pub(super) fn new(calls: Arc<Calls>, queue_url: String, tasks: TaskTracker) -> Self {
-        let (line, room) = (Mutex::default(), Arc::new(Semaphore::new(LINE_KIB_MAX)));
-        Self { inner: Arc::new(Inner { calls, queue_url, line, room, tasks, runtime: Handle::current() }) }
+impl SendBatcher {
+    /// Runs its requests on the caller's runtime and tracks them in `tasks`.
+    pub(super) fn new(client: Arc<SqsClient>, queue_url: String, tasks: TaskTracker) -> Self {
+        let (queued, room) = (Mutex::default(), Arc::new(Semaphore::new(QUEUED_KIB_MAX)));
+        Self { state: Arc::new(BatcherState { client, queue_url, queued, room, tasks, runtime: Handle::current() }) }
     }
 
-    /// Sends; one answer for each, in order, within the time limit. What is still in line when it ends is taken out
-    /// of it and was certainly not sent.
-    pub(super) async fn send(&self, parcels: Vec<Parcel>) -> Vec<Result<(), QueueError>> {
-        let deadline = self.inner.calls.deadline();
-        let mut tickets = Vec::with_capacity(parcels.len());
-        for parcel in parcels {
-            let wanted = u32::try_from(parcel.bytes / 1024 + 1).unwrap_or(u32::MAX);
-            let room = match self.inner.room.clone().try_acquire_many_owned(wanted) {
+    /// Sends entries and returns one answer for each, in order, within the client's time limit. An entry that is still
+    /// queued when the time is up is removed and was certainly not sent.
+    pub(super) async fn send(&self, entries: Vec<SendEntry>) -> Vec<Result<(), QueueError>> {
+        let deadline = self.state.client.deadline();
+        let mut pending_sends = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let wanted = u32::try_from(entry.bytes / 1024 + 1).unwrap_or(u32::MAX);
+            let room = match self.state.room.clone().try_acquire_many_owned(wanted) {
                 Ok(room) => Some(room),
                 Err(_) => {
-                    self.inner.start_requests();
-                    let room = self.inner.room.clone().acquire_many_owned(wanted);
+                    self.state.start_requests();
+                    let room = self.state.room.clone().acquire_many_owned(wanted);
                     timeout_at(deadline, room).await.ok().and_then(Result::ok)
                 }
             };
-            tickets.push(room.map(|room| self.inner.stand_in_line(parcel, room)));
+            pending_sends.push(room.map(|room| self.state.enqueue(entry, room)));
         }
-        self.inner.start_requests();
-        join_all(tickets.into_iter().map(|ticket| self.answer(ticket, deadline))).await
+        self.state.start_requests();
+        join_all(pending_sends.into_iter().map(|pending| self.answer(pending, deadline))).await
     }
 
-    async fn answer(&self, ticket: Option<Ticket>, deadline: Instant) -> Result<(), QueueError> {
-        let Some(Ticket { number, answer }) = ticket else { return Err(Fault::not_started().into()) };
+    async fn answer(&self, pending: Option<PendingSend>, deadline: Instant) -> Result<(), QueueError> {
+        let Some(PendingSend { number, answer }) = pending else { return Err(RequestError::not_started().into()) };
         match timeout_at(deadline, answer).await {
             Ok(Ok(answer)) => answer,
-            _ if self.inner.withdraw(number) => Err(Fault::not_started().into()),
+            _ if self.state.withdraw(number) => Err(RequestError::not_started().into()),
             _ => Err(QueueError::OutcomeUnknown("no answer in time".into())),
         }
     }
 }
 
-impl Inner {
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+impl BatcherState {
+    fn queued(&self) -> MutexGuard<'_, QueuedSends> {
+        lock(&self.queued)
     }
 
-    fn stand_in_line(&self, parcel: Parcel, room: OwnedSemaphorePermit) -> Ticket {
+    fn enqueue(&self, entry: SendEntry, room: OwnedSemaphorePermit) -> PendingSend {
         let (answer, answered) = oneshot::channel();
-        let mut line = self.line();
-        line.last_number += 1;
-        let number = line.last_number;
-        line.waiting.push_back(Waiting { number, parcel, answer, _room: room });
-        Ticket { number, answer: answered }
+        let mut queued = self.queued();
+        queued.last_number += 1;
+        let number = queued.last_number;
+        queued.sends.push_back(QueuedSend { number, entry, answer, _room: room });
+        PendingSend { number, answer: answered }
     }
 
-    /// Takes an entry out of the line; `false` if it has left already.
+    /// Removes a queued entry; `false` if a request has taken it.
     fn withdraw(&self, number: u64) -> bool {
-        let mut line = self.line();
-        match line.waiting.binary_search_by_key(&number, |waiting| waiting.number) {
-            Ok(place) => line.waiting.remove(place).is_some(),
+        let mut queued = self.queued();
+        match queued.sends.binary_search_by_key(&number, |send| send.number) {
+            Ok(place) => queued.sends.remove(place).is_some(),
             Err(_) => false,
         }
     }
 
     fn start_requests(self: &Arc<Self>) {
         loop {
-            let mut line = self.line();
-            let sizes = line.waiting.iter().map(|waiting| waiting.parcel.bytes);
+            let mut queued = self.queued();
+            let sizes = queued.sends.iter().map(|send| send.entry.bytes);
             let batch = next_batch(sizes);
-            if !may_start(line.running, &batch) {
+            if !may_start(queued.requests_running, &batch) {
                 return;
             }
-            let entries: Vec<Waiting> = line.waiting.drain(..batch.len).collect();
-            line.running += 1;
-            drop(line);
-            let request = Running(self.clone());
+            let entries: Vec<QueuedSend> = queued.sends.drain(..batch.len).collect();
+            queued.requests_running += 1;
+            drop(queued);
+            let request = RequestGuard(self.clone());
             self.tasks.spawn_on(async move { request.0.request(entries).await }, &self.runtime);
         }
     }
 
-    async fn request(&self, entries: Vec<Waiting>) {
-        let (parcels, answers): (Vec<_>, Vec<_>) =
-            entries.into_iter().map(|entry| (entry.parcel, (entry.answer, entry._room))).unzip();
-        let results = self.calls.send(&self.queue_url, parcels).await;
+    async fn request(&self, entries: Vec<QueuedSend>) {
+        let (entries, answers): (Vec<_>, Vec<_>) =
+            entries.into_iter().map(|entry| (entry.entry, (entry.answer, entry._room))).unzip();
+        let results = self.client.send(&self.queue_url, entries).await;
         for ((answer, _room), result) in answers.into_iter().zip(results) {
-            // A caller that has gone away does not mind.
+            // The caller may have dropped its future.
             drop(answer.send(result));
         }
     }
 }
 
-/// A request under way: when it ends, however it ends, the next may start.
-struct Running(Arc<Inner>);
+/// A request in flight. When it ends, even by a panic, the next may start.
+struct RequestGuard(Arc<BatcherState>);
 
-impl Drop for Running {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.0.line().running -= 1;
+        self.0.queued().requests_running -= 1;
         self.0.start_requests();
     }
 }
 
-/// What the next request would take from the front of the line.
+/// What the next request would take from the front of the queued entries.
 #[derive(Debug, PartialEq, Eq)]
 struct Batch {
     len: usize,
-    /// No more would fit.
+    /// No further entry would fit.
     full: bool,
 }
 
@@ -171,7 +172,7 @@ fn next_batch(sizes: impl Iterator<Item = usize>) -> Batch {
     let mut bytes = 0;
     for size in sizes {
         bytes += size;
-        // One alone always goes: SQS itself says no to it.
+        // A single entry is always sent: if it is too large, SQS rejects it.
         if batch.len == BATCH_MAX || (batch.len > 0 && bytes > BYTES_MAX) {
             batch.full = true;
             break;
@@ -182,7 +183,7 @@ fn next_batch(sizes: impl Iterator<Item = usize>) -> Batch {
     batch
 }
 
-/// Full requests saturate the endpoint; small ones only so far that entries begin to share them.
+/// Full requests may use the whole concurrency; small ones are limited so that entries accumulate and share them.
 fn may_start(running: usize, batch: &Batch) -> bool {
     batch.len > 0 && running < if batch.full { REQUESTS_MAX } else { SMALL_REQUESTS_MAX }
 }
@@ -213,11 +214,11 @@ mod tests {
         assert_eq!(next_batch([BYTES_MAX, 1].into_iter()), batch(1, true));
         assert_eq!(next_batch([BYTES_MAX - 1, 1].into_iter()), batch(2, false));
         assert_eq!(next_batch([100_000, 100_000, 100_000].into_iter()), batch(2, true));
-        assert_eq!(next_batch([BYTES_MAX + 1].into_iter()), batch(1, false), "one alone always goes");
+        assert_eq!(next_batch([BYTES_MAX + 1].into_iter()), batch(1, false), "a single entry is always sent");
     }
 
     #[test]
-    fn small_requests_leave_room_for_sharing() {
+    fn a_small_request_waits_for_the_one_in_flight() {
         assert!(!may_start(0, &batch(0, false)));
         assert!(may_start(0, &batch(1, false)), "no delay when idle");
         assert!(!may_start(SMALL_REQUESTS_MAX, &batch(9, false)));

@@ -24,7 +24,7 @@ pub enum Fault {
 /// A queue that misbehaves as told.
 pub struct Faulty {
     inner: MemoryQueue,
-    pub request_carries: usize,
+    pub messages_per_request: usize,
     receive_faults: Mutex<VecDeque<Fault>>,
     ack_faults: Mutex<VecDeque<Fault>>,
     pub ack_gate: Option<Arc<Semaphore>>,
@@ -39,7 +39,7 @@ impl Faulty {
     pub fn new(inner: MemoryQueue) -> Self {
         Self {
             inner,
-            request_carries: 1,
+            messages_per_request: 1,
             receive_faults: Mutex::default(),
             ack_faults: Mutex::default(),
             ack_gate: None,
@@ -67,7 +67,7 @@ impl Queue for Faulty {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { request_carries: self.request_carries, ..self.inner.capabilities() }
+        Capabilities { messages_per_request: self.messages_per_request, ..self.inner.capabilities() }
     }
 
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {

@@ -88,7 +88,7 @@ async fn where_a_receive_carries_many_some_wait_for_their_turn_and_go_back_at_sh
     send(&queue, 30).await;
     let (gate, inside) = gate();
     let running = Running::start(
-        Faulty { request_carries: 10, ..Faulty::new(queue.clone()) },
+        Faulty { messages_per_request: 10, ..Faulty::new(queue.clone()) },
         PipelineOptions { receives_max: 2, ..with_concurrency(3) },
         three_at_most(&gate, &inside),
     );

@@ -1,8 +1,8 @@
-//! What this process holds of the queue: deliveries that nobody has asked for yet, leases and their ends, and
-//! acknowledgements to be sent. One mutex around it, no waiting inside; [`super::consume`] moves the frames.
+//! The deliveries that this process holds: buffered ones, leased ones with their ends, and acknowledgements to send. It is
+//! pure bookkeeping behind one mutex; [`super::consume`] exchanges the frames with the broker.
 //!
-//! Everything here belongs to one connection. When that ends, [`Inbox::reset`] forgets it all: the broker gives the
-//! messages out again, and a receipt that is not found here is a lost lease.
+//! Everything here belongs to one connection. When it ends, [`Inbox::reset`] clears it: the broker redelivers the messages,
+//! and a receipt that is not found here is a lost lease.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,35 +10,36 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::ack_frames::{self, Frame};
-use super::wire::Envelope;
+use super::ack_frames::{self, AckFrame};
+use super::wire::WireMessage;
+use crate::lock::lock;
 use crate::message::{Message, MessageId, Receipt};
 
-/// How many ids of messages given back unread are remembered.
+/// Remembered ids of messages that were returned unread.
 const RETURNS_MAX: usize = 10_000;
-/// How long acknowledgements wait for those before them while nothing gets on, so that one frame can stand for all of
-/// them. One that is lost meanwhile is as one lost on the way to the broker: the message comes again.
+/// How long acknowledgements wait for earlier deliveries to be settled, so that one frame covers all of them, while no
+/// progress is made. If the connection breaks meanwhile, the messages are redelivered, like after any lost acknowledgement.
 const ACK_WAIT: Duration = Duration::from_millis(100);
-/// And how long while it does get on.
+/// The same limit while earlier deliveries are being settled.
 const ACK_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How long messages wait for others after some were taken, unless there are as many as are asked for: to take a few at
-/// a time costs several times as much. The first after a pause do not wait.
-const TAKE_PAUSE: Duration = Duration::from_millis(2);
+/// After a receive, how long fewer messages than demanded wait for more: small receives cost several times as much per
+/// message. The first messages after a pause do not wait.
+const BATCHING_WINDOW: Duration = Duration::from_millis(2);
 
-/// A delivery that is not settled yet.
+/// A delivery that is not settled.
 #[derive(Debug, Clone)]
-pub(super) struct Held {
+pub(super) struct HeldDelivery {
     pub(super) tag: u64,
-    pub(super) envelope: Arc<Envelope>,
-    /// How many times it was received before.
+    pub(super) message: Arc<WireMessage>,
+    /// Receives before this delivery.
     pub(super) receives: u32,
 }
 
-/// A delivery taken out of the inbox to be moved elsewhere, and the connection it belongs to.
+/// A delivery that was removed from the inbox to be moved, with the connection that it belongs to.
 #[derive(Debug, Clone)]
-pub(super) struct Taken {
-    pub(super) held: Held,
+pub(super) struct DetachedDelivery {
+    pub(super) held: HeldDelivery,
     generation: u64,
     token: u64,
     until: Instant,
@@ -46,41 +47,41 @@ pub(super) struct Taken {
 
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// Told apart from those of other processes and earlier lives.
+    /// Random id of this queue object; part of its receipts.
     instance: u64,
-    /// Which connection this is; zero before the first.
+    /// Number of the connection; zero before the first.
     generation: u64,
     connected: bool,
     last_token: u64,
-    /// Delivered, not asked for.
-    buffer: BTreeMap<u64, Held>,
-    /// When some were taken last.
+    /// Deliveries that no receive has taken, by tag.
+    buffer: BTreeMap<u64, HeldDelivery>,
+    /// When a receive last took messages.
     taken_at: Option<Instant>,
-    leases: HashMap<u64, (Instant, Held)>,
+    leases: HashMap<u64, (Instant, HeldDelivery)>,
     ends: BTreeSet<(Instant, u64)>,
-    /// Every delivery that was not acknowledged yet, with the consumer it came to.
+    /// Every unacknowledged delivery, with the number of its consumer.
     outstanding: BTreeMap<u64, u32>,
     to_ack: BTreeSet<u64>,
     to_return: BTreeSet<u64>,
-    /// Since when something in `to_ack` has waited for those before it, and when it no longer does.
+    /// Since when entries of `to_ack` have waited for earlier deliveries, and until when they wait.
     acks_since: Option<Instant>,
     acks_due: Option<Instant>,
-    /// How much the waiting receivers ask for together.
+    /// Messages that all waiting receivers ask for together.
     demand: usize,
     receivers: usize,
     idle_since: Option<Instant>,
-    /// Messages given back unread: the broker counts that as a delivery, we do not.
+    /// Messages returned unread: the broker counts these deliveries, [`Message::receives`] does not.
     returns: HashMap<MessageId, u32>,
-    /// No message that is due was sent before this, as far as we know.
+    /// Lower bound for the send time of due messages, as far as known.
     oldest: Option<SystemTime>,
 }
 
-/// What there is to send.
+/// The frames to send.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    pub(super) acks: Vec<Frame>,
+    pub(super) acks: Vec<AckFrame>,
     pub(super) returns: Vec<u64>,
-    /// The consumers whose deliveries these were, one entry for each.
+    /// The consumer of each acknowledged or returned delivery.
     pub(super) consumers: Vec<u32>,
 }
 
@@ -89,10 +90,10 @@ impl Inbox {
         Self { instance, ..Self::default() }
     }
 
-    /// Starts over with a new connection, or with none.
+    /// Clears everything for a new connection, or for none.
     pub(super) fn reset(&mut self, connected: bool, now: Instant) {
         for held in std::mem::take(&mut self.buffer).into_values() {
-            self.note_return(&held);
+            self.record_return(&held);
         }
         self.generation += 1;
         self.connected = connected;
@@ -109,38 +110,38 @@ impl Inbox {
         self.connected
     }
 
-    // Arriving.
+    // Deliveries.
 
-    /// Notes that the broker has delivered `tag`.
+    /// Records a delivery with this tag.
     pub(super) fn delivered(&mut self, tag: u64, consumer: u32) {
         self.outstanding.insert(tag, consumer);
     }
 
-    /// How many deliveries count as received, of those that the broker knows of.
-    pub(super) fn received(&self, envelope: &Envelope, earlier_deliveries: u32) -> u32 {
-        let unread = self.returns.get(&envelope.id).copied().unwrap_or(0);
-        envelope.receives.saturating_add(earlier_deliveries.saturating_sub(unread))
+    /// Receives before this delivery: the header's count plus the broker's, without deliveries returned unread.
+    pub(super) fn received(&self, message: &WireMessage, earlier_deliveries: u32) -> u32 {
+        let unread = self.returns.get(&message.id).copied().unwrap_or(0);
+        message.receives.saturating_add(earlier_deliveries.saturating_sub(unread))
     }
 
-    /// Keeps a delivery for the next receiver.
-    pub(super) fn keep(&mut self, held: Held) {
+    /// Buffers a delivery for the next receiver.
+    pub(super) fn buffer(&mut self, held: HeldDelivery) {
         self.buffer.insert(held.tag, held);
     }
 
-    /// A delivery that goes elsewhere without being received.
-    pub(super) fn divert(&self, held: Held, now: Instant) -> Taken {
-        Taken { held, generation: self.generation, token: 0, until: now }
+    /// Detaches a delivery that is moved without being received.
+    pub(super) fn detach(&self, held: HeldDelivery, now: Instant) -> DetachedDelivery {
+        DetachedDelivery { held, generation: self.generation, token: 0, until: now }
     }
 
-    // Receiving.
+    // Receives.
 
-    pub(super) fn ask(&mut self, max: usize) {
+    pub(super) fn add_demand(&mut self, max: usize) {
         self.demand += max;
         self.receivers += 1;
         self.idle_since = None;
     }
 
-    pub(super) fn stop_asking(&mut self, max: usize, now: Instant) {
+    pub(super) fn remove_demand(&mut self, max: usize, now: Instant) {
         self.demand -= max;
         self.receivers -= 1;
         if self.receivers == 0 {
@@ -148,17 +149,17 @@ impl Inbox {
         }
     }
 
-    /// Until when fewer messages than `wanted` wait for others, if they do.
-    pub(super) fn gathers_until(&self, wanted: usize, now: Instant) -> Option<Instant> {
-        self.taken_at.map(|at| at + TAKE_PAUSE).filter(|until| now < *until && self.buffer.len() < wanted)
+    /// Until when fewer messages than `wanted` wait for more; `None` if they do not wait.
+    pub(super) fn batching_until(&self, wanted: usize, now: Instant) -> Option<Instant> {
+        self.taken_at.map(|at| at + BATCHING_WINDOW).filter(|until| now < *until && self.buffer.len() < wanted)
     }
 
-    /// Whether those who wait should look again.
-    pub(super) fn worth_telling(&self, now: Instant) -> bool {
-        !self.buffer.is_empty() && self.gathers_until(self.demand, now).is_none()
+    /// Whether waiting receivers should look again.
+    pub(super) fn should_wake_receivers(&self, now: Instant) -> bool {
+        !self.buffer.is_empty() && self.batching_until(self.demand, now).is_none()
     }
 
-    /// Up to `max` messages, oldest first, each leased for so long.
+    /// Leases up to `max` buffered messages, oldest first.
     pub(super) fn take(&mut self, max: usize, now: Instant, lease: Duration) -> Vec<Message> {
         let until = lease_end(now, lease);
         let mut messages = Vec::new();
@@ -168,13 +169,13 @@ impl Inbox {
         while messages.len() < max {
             let Some((_, held)) = self.buffer.pop_first() else { break };
             self.last_token += 1;
-            self.oldest = self.oldest.max(Some(held.envelope.sent_at));
+            self.oldest = self.oldest.max(Some(held.message.sent_at));
             messages.push(Message {
-                id: held.envelope.id.clone(),
-                body: held.envelope.body.to_vec(),
-                attributes: held.envelope.attributes.clone(),
+                id: held.message.id.clone(),
+                body: held.message.body.to_vec(),
+                attributes: held.message.attributes.clone(),
                 receives: held.receives.saturating_add(1),
-                sent_at: held.envelope.sent_at,
+                sent_at: held.message.sent_at,
                 receipt: Receipt(format!("{:x}.{}", self.instance, self.last_token)),
             });
             self.ends.insert((until, self.last_token));
@@ -183,29 +184,29 @@ impl Inbox {
         messages
     }
 
-    /// How much more the receivers want than is here, while no more than `held_max` are held.
+    /// Messages that receivers demand beyond the buffered ones, limited by `held_max`.
     pub(super) fn wanted(&self, held_max: usize) -> usize {
         let room = held_max.saturating_sub(self.outstanding.len());
         self.demand.saturating_sub(self.buffer.len()).min(room)
     }
 
-    /// Since when nobody has been waiting.
+    /// Since when no receiver has been waiting.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.idle_since
     }
 
-    // Settling.
+    // Settlements.
 
-    /// The delivery that the receipt's lease is on, out of the inbox: whoever took it settles it or puts it back.
-    pub(super) fn take_lease(&mut self, receipt: &Receipt, now: Instant) -> Option<Taken> {
+    /// Removes the leased delivery of a receipt. The caller settles it or puts it back.
+    pub(super) fn take_lease(&mut self, receipt: &Receipt, now: Instant) -> Option<DetachedDelivery> {
         let token = self.token(receipt, now)?;
         let (until, held) = self.leases.remove(&token)?;
         self.ends.remove(&(until, token));
-        Some(Taken { held, generation: self.generation, token, until })
+        Some(DetachedDelivery { held, generation: self.generation, token, until })
     }
 
-    /// The same receipt holds again: it could not be moved.
-    pub(super) fn put_back(&mut self, taken: Taken) -> bool {
+    /// Restores a lease whose move failed; the receipt is valid again. `false` if its connection has ended.
+    pub(super) fn put_back(&mut self, taken: DetachedDelivery) -> bool {
         if taken.generation != self.generation || taken.token == 0 {
             return false;
         }
@@ -214,7 +215,7 @@ impl Inbox {
         true
     }
 
-    /// Makes the lease end at `until` instead.
+    /// Moves the end of a lease to `until`.
     pub(super) fn extend(&mut self, receipt: &Receipt, until: Instant, now: Instant) -> bool {
         let Some(token) = self.token(receipt, now) else { return false };
         let Some((end, _)) = self.leases.get_mut(&token) else { return false };
@@ -224,93 +225,93 @@ impl Inbox {
         true
     }
 
-    /// Leases that ended; and if none did, when the next one ends.
-    pub(super) fn lapsed(&mut self, now: Instant) -> (Vec<Taken>, Option<Instant>) {
-        let mut lapsed = Vec::new();
+    /// Removes the leases that ended. Also returns when the next one ends.
+    pub(super) fn expired(&mut self, now: Instant) -> (Vec<DetachedDelivery>, Option<Instant>) {
+        let mut expired = Vec::new();
         while let Some(&(until, token)) = self.ends.first() {
             if until > now {
-                return (lapsed, Some(until));
+                return (expired, Some(until));
             }
             self.ends.pop_first();
             if let Some((_, held)) = self.leases.remove(&token) {
-                lapsed.push(Taken { held, generation: self.generation, token: 0, until });
+                expired.push(DetachedDelivery { held, generation: self.generation, token: 0, until });
             }
         }
-        (lapsed, None)
+        (expired, None)
     }
 
-    /// To be acknowledged with the next frames. False: its connection has ended, and the broker has it again.
-    pub(super) fn settle(&mut self, taken: &Taken) -> bool {
+    /// Acknowledges a delivery with the next frames. `false` if its connection has ended: the broker redelivers it.
+    pub(super) fn settle(&mut self, taken: &DetachedDelivery) -> bool {
         let current = taken.generation == self.generation;
         if current {
-            self.returns.remove(&taken.held.envelope.id);
+            self.returns.remove(&taken.held.message.id);
             self.to_ack.insert(taken.held.tag);
         }
         current
     }
 
-    /// To be given back to the broker with the next frames.
-    pub(super) fn give_back(&mut self, taken: &Taken) {
+    /// Returns a delivery to the broker with the next frames.
+    pub(super) fn return_delivery(&mut self, taken: &DetachedDelivery) {
         if taken.generation == self.generation {
             self.to_return.insert(taken.held.tag);
         }
     }
 
-    /// What is in the buffer goes back to the broker, unread.
-    pub(super) fn give_back_unread(&mut self) {
+    /// Returns all buffered messages to the broker with the next frames.
+    pub(super) fn return_unread(&mut self) {
         for held in std::mem::take(&mut self.buffer).into_values() {
-            self.note_return(&held);
+            self.record_return(&held);
             self.to_return.insert(held.tag);
         }
     }
 
-    /// What to send, in this order, before anything else is taken from here. Acknowledgements that one frame cannot stand
-    /// for yet wait, unless this is the `last`.
+    /// The frames to send now, in this order and before the next call. Acknowledgements behind unsettled deliveries wait,
+    /// unless this is the `last` call.
     pub(super) fn frames(&mut self, now: Instant, last: bool) -> Frames {
         let mut settled = std::mem::take(&mut self.to_ack);
-        let in_turn = ack_frames::in_turn(&self.outstanding, &settled);
-        if in_turn > 0 {
-            // As long as it gets on, the others' turn will come.
+        let contiguous = ack_frames::contiguous(&self.outstanding, &settled);
+        if contiguous > 0 {
+            // Progress was made, so the others may soon be covered by one frame.
             self.acks_due = None;
         }
-        match settled.iter().nth(in_turn).copied() {
+        match settled.iter().nth(contiguous).copied() {
             Some(first) if !last && now < self.acks_due(now) => self.to_ack = settled.split_off(&first),
             _ => (self.acks_since, self.acks_due) = (None, None),
         }
-        let acks = ack_frames::frames(&settled, in_turn);
+        let acks = ack_frames::frames(&settled, contiguous);
         let returns: Vec<_> = std::mem::take(&mut self.to_return).into_iter().collect();
         let consumers = settled.iter().chain(&returns).filter_map(|tag| self.outstanding.remove(tag)).collect();
         Frames { acks, returns, consumers }
     }
 
-    /// When acknowledgements stop waiting for those before them.
-    pub(super) fn acks_wait_until(&self) -> Option<Instant> {
+    /// When waiting acknowledgements are sent individually.
+    pub(super) fn acks_deadline(&self) -> Option<Instant> {
         self.acks_due
     }
 
-    /// The same for those that wait at `now`.
+    /// Starts the wait at `now` if none is running, and returns its end.
     fn acks_due(&mut self, now: Instant) -> Instant {
         let end = *self.acks_since.get_or_insert(now) + ACK_WAIT_MAX;
         *self.acks_due.get_or_insert(end.min(now + ACK_WAIT))
     }
 
-    // Counting.
+    // Counts.
 
-    /// How many are due, and how many are leased or on their way elsewhere, in this process.
+    /// Buffered messages, and messages that are leased or being moved, in this process.
     pub(super) fn counts(&self) -> (usize, usize) {
         let leaving = self.to_ack.len() + self.to_return.len();
         let held = self.outstanding.len().saturating_sub(self.buffer.len()).saturating_sub(leaving);
         (self.buffer.len(), held)
     }
 
-    /// The queue was empty just now.
-    pub(super) fn saw_empty(&mut self, now: SystemTime) {
+    /// Records that the queue was empty at `now`.
+    pub(super) fn observed_empty(&mut self, now: SystemTime) {
         self.oldest = Some(now);
     }
 
-    /// When the oldest due message was sent, as far as can be told without reading it.
+    /// Estimated send time of the oldest due message.
     pub(super) fn oldest_sent_at(&mut self, now: SystemTime) -> SystemTime {
-        let buffered = self.buffer.values().map(|held| held.envelope.sent_at).min();
+        let buffered = self.buffer.values().map(|held| held.message.sent_at).min();
         buffered.unwrap_or_else(|| *self.oldest.get_or_insert(now))
     }
 
@@ -318,41 +319,41 @@ impl Inbox {
         let (instance, token) = receipt.0.split_once('.')?;
         let (instance, token) = (u64::from_str_radix(instance, 16).ok()?, token.parse().ok()?);
         let (until, _) = self.leases.get(&token)?;
-        // A lease that has ended is lost even if nobody has come to take the message back yet.
+        // A lease that has ended is lost even if the message was not requeued yet.
         (instance == self.instance && *until > now).then_some(token)
     }
 
-    fn note_return(&mut self, held: &Held) {
+    fn record_return(&mut self, held: &HeldDelivery) {
         if self.returns.len() >= RETURNS_MAX {
-            // A receive more than there was is shown for some: the lesser evil.
+            // Bounded memory: some messages then show one receive too many.
             self.returns.clear();
         }
-        *self.returns.entry(held.envelope.id.clone()).or_default() += 1;
+        *self.returns.entry(held.message.id.clone()).or_default() += 1;
     }
 }
 
-/// Asks for messages as long as it lives.
-pub(super) struct Asking<'a> {
-    shared: &'a super::Shared,
+/// A receiver's demand for messages; ends when dropped.
+pub(super) struct ReceiveDemand<'a> {
+    state: &'a super::RabbitMqState,
     max: usize,
 }
 
-impl<'a> Asking<'a> {
-    pub(super) fn new(shared: &'a super::Shared, max: usize) -> Self {
-        super::lock(&shared.inbox).ask(max);
-        shared.changed.notify_one();
-        Self { shared, max }
+impl<'a> ReceiveDemand<'a> {
+    pub(super) fn new(state: &'a super::RabbitMqState, max: usize) -> Self {
+        lock(&state.inbox).add_demand(max);
+        state.changed.notify_one();
+        Self { state, max }
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for ReceiveDemand<'_> {
     fn drop(&mut self) {
-        super::lock(&self.shared.inbox).stop_asking(self.max, Instant::now());
-        self.shared.changed.notify_one();
+        lock(&self.state.inbox).remove_demand(self.max, Instant::now());
+        self.state.changed.notify_one();
     }
 }
 
-/// The end of a lease that starts now.
+/// The end of a lease that starts at `now`.
 pub(super) fn lease_end(now: Instant, lease: Duration) -> Instant {
     now + lease.min(super::WAIT_MAX)
 }
