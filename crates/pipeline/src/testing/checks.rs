@@ -1,4 +1,4 @@
-//! What the tests of the suite share: sending, receiving and checking.
+//! Helpers that the tests of the suite share.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -28,31 +28,31 @@ pub(super) async fn receive_one(queue: &Arc<dyn Queue>, profile: &Profile) -> Me
     receive_count(queue, profile, 1).await.remove(0)
 }
 
-/// Exactly so many, over as many receives as the backend needs.
+/// Receives exactly `count` messages, in as many receives as the backend needs.
 pub(super) async fn receive_count(queue: &Arc<dyn Queue>, profile: &Profile, count: usize) -> Vec<Message> {
     let deadline = Instant::now() + profile.patience;
     let mut got = Vec::new();
     while got.len() < count {
-        assert!(Instant::now() < deadline, "{} of {count} messages came", got.len());
+        assert!(Instant::now() < deadline, "{} of {count} messages arrived", got.len());
         got.extend(queue.receive(count - got.len(), profile.patience).await.unwrap());
     }
     assert_eq!(got.len(), count);
     got
 }
 
-pub(super) async fn bury_some(queue: &Arc<dyn Queue>, profile: &Profile, count: usize) -> Vec<MessageId> {
+pub(super) async fn bury_count(queue: &Arc<dyn Queue>, profile: &Profile, count: usize) -> Vec<MessageId> {
     send_many(queue, count).await;
     let mut buried = Vec::new();
     for message in receive_count(queue, profile, count).await {
-        settle_ok(&queue.bury(&[(message.receipt, "for the test".into())]).await);
+        assert_ok(&queue.bury(&[(message.receipt, "for the test".into())]).await);
         buried.push(message.id);
-        dead(queue, profile, buried.len()).await;
+        dead_letters(queue, profile, buried.len()).await;
     }
     buried
 }
 
-/// The dead letters, once there are so many.
-pub(super) async fn dead(queue: &Arc<dyn Queue>, profile: &Profile, count: usize) -> Vec<DeadLetter> {
+/// Waits until there are `count` dead letters and returns them.
+pub(super) async fn dead_letters(queue: &Arc<dyn Queue>, profile: &Profile, count: usize) -> Vec<DeadLetter> {
     let deadline = Instant::now() + profile.patience;
     loop {
         let letters = queue.dead_letters(None, count + 10).await.unwrap();
@@ -64,21 +64,21 @@ pub(super) async fn dead(queue: &Arc<dyn Queue>, profile: &Profile, count: usize
     }
 }
 
-pub(super) async fn assert_nothing_comes(queue: &Arc<dyn Queue>, profile: &Profile) {
+pub(super) async fn assert_nothing_is_due(queue: &Arc<dyn Queue>, profile: &Profile) {
     let got = queue.receive(10, profile.quiet).await.unwrap();
-    assert!(got.is_empty(), "unexpected: {got:?}");
+    assert!(got.is_empty(), "unexpected messages: {got:?}");
 }
 
 pub(super) fn assert_not_early(start: Instant, delay: Duration, profile: &Profile) {
     let elapsed = start.elapsed();
-    assert!(elapsed + profile.tolerance >= delay, "came after {elapsed:?}, {delay:?} was asked");
+    assert!(elapsed + profile.tolerance >= delay, "arrived after {elapsed:?}, expected {delay:?}");
 }
 
 pub(super) fn assert_lost(answers: &[Result<(), QueueError>]) {
     assert!(matches!(answers, [Err(QueueError::LeaseLost)]), "{answers:?}");
 }
 
-pub(super) fn settle_ok<T: Debug>(answers: &[Result<T, QueueError>]) {
+pub(super) fn assert_ok<T: Debug>(answers: &[Result<T, QueueError>]) {
     assert!(!answers.is_empty() && answers.iter().all(Result::is_ok), "{answers:?}");
 }
 

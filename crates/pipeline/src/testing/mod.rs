@@ -1,6 +1,6 @@
-//! The conformance suite: each sentence of the [`Queue`] contract is a test, and every backend passes it unchanged.
+//! The conformance suite: each sentence of the [`Queue`] contract has a test, and every backend passes it unchanged.
 //!
-//! A backend brings a constructor and a [`Profile`], and calls [`queue_conformance!`](crate::queue_conformance):
+//! A backend provides a constructor and a [`Profile`], and calls [`queue_conformance!`](crate::queue_conformance):
 //!
 //! ```
 //! use pipeline::QueueOptions;
@@ -15,8 +15,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! No test asserts that something happens soon, only that it does happen before [`Profile::patience`] ends, and that
-//! nothing happens early. What a backend does not promise ([`Capabilities`](crate::Capabilities)) is not asked of it.
+//! No test asserts that something happens quickly, only that it happens within [`Profile::patience`] and not early. A test
+//! of a promise that the backend does not make ([`Capabilities`](crate::Capabilities)) returns without checking.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use crate::{Queue, QueueOptions};
 
-/// Declares one test: what it is, the options it wants, and its body over `queue` and `profile`.
-macro_rules! sentence {
+/// Declares one test: its sentence of the contract, the queue options, and its body over `queue` and `profile`.
+macro_rules! contract_test {
     ($(#[doc = $doc:literal])* $name:ident, |$p:ident| $options:expr, |$queue:ident, $profile:ident| $body:block) => {
         $(#[doc = $doc])*
         pub async fn $name<F, R>($profile: &Profile, make: F)
@@ -57,18 +57,18 @@ pub use receive::*;
 pub use send::*;
 pub use settle::*;
 
-/// The durations that fit a backend.
+/// The durations that suit a backend.
 #[derive(Debug, Clone)]
 pub struct Profile {
-    /// A lease or delay that a test waits out. At least the backend's granularity.
+    /// A lease or delay that a test waits for. At least the backend's granularity.
     pub short: Duration,
     /// A lease or delay that does not end during a test.
     pub long: Duration,
-    /// How long to watch before concluding that nothing comes. Several times the backend's usual delivery time.
+    /// How long to wait before concluding that no message is due. Several times the backend's usual delivery time.
     pub quiet: Duration,
-    /// How long to wait for what must come.
+    /// How long to wait for an expected message.
     pub patience: Duration,
-    /// How much earlier than asked a backend may act, because it rounds.
+    /// How much earlier than requested a backend may act, because it rounds.
     pub tolerance: Duration,
 }
 
@@ -96,80 +96,80 @@ impl Profile {
     }
 }
 
-/// A fresh, empty queue, and whatever must live as long as it does (a directory, a server).
+/// A new, empty queue, and a value that must live as long (a directory, a server).
 pub struct Subject {
-    /// The queue.
+    /// The queue under test.
     pub queue: Arc<dyn Queue>,
     /// Dropped after the test.
     pub keep: Box<dyn Any + Send>,
 }
 
 impl Subject {
-    /// A queue that needs nothing beside it.
+    /// A queue that needs no other value.
     pub fn new(queue: impl Queue) -> Self {
         Self { queue: Arc::new(queue), keep: Box::new(()) }
     }
 
-    /// The same, keeping `thing` alive.
+    /// Keeps `value` alive as long as the queue.
     #[must_use]
-    pub fn keeping(mut self, thing: impl Any + Send) -> Self {
-        self.keep = Box::new(thing);
+    pub fn keeping(mut self, value: impl Any + Send) -> Self {
+        self.keep = Box::new(value);
         self
     }
 }
 
-/// Makes a module of that name with one `#[tokio::test]` for each sentence of the contract.
+/// Declares a module with one `#[tokio::test]` for each sentence of the contract.
 ///
 /// Takes the module's name, a [`Profile`] and an async function from [`QueueOptions`](crate::QueueOptions) to a
-/// [`Subject`] with a fresh queue.
+/// [`Subject`] with a new queue.
 #[macro_export]
 macro_rules! queue_conformance {
     ($module:ident, $profile:expr, $make:path) => {
-        $crate::queue_conformance!(@sentences tests [$module, $profile, $make]);
+        $crate::queue_conformance!(@contract_tests tests [$module, $profile, $make]);
     };
-    (@sentences $then:ident $args:tt) => {
+    (@contract_tests $then:ident $args:tt) => {
         $crate::queue_conformance!(@$then $args
-            sent_is_received_as_sent
+            a_sent_message_is_received_unchanged
             send_answers_each_entry_in_order
-            a_body_of_the_largest_size_passes
+            the_largest_body_is_accepted
             a_delayed_message_is_not_delivered_early
-            empty_slices_answer_nothing
+            empty_slices_return_no_answers
             receive_takes_up_to_max
-            receive_of_none_takes_none
+            a_receive_of_zero_takes_nothing
             receive_waits_for_a_message
             receive_with_nothing_due_returns_empty_after_its_wait
             every_waiting_receiver_is_served
             a_waiting_receiver_sees_a_delay_end
             a_waiting_receiver_sees_a_lease_end
-            equal_age_comes_in_the_order_sent
+            messages_arrive_in_the_order_sent
             a_leased_message_is_hidden
             an_ended_lease_makes_the_message_due_again
             concurrent_receivers_never_share_a_message
-            cancelling_a_receive_loses_nothing
-            ack_removes_for_good
+            cancelling_a_receive_loses_no_message
+            ack_removes_a_message_permanently
             a_lost_lease_settles_nothing
-            a_settled_receipt_is_used_up
+            a_receipt_settles_only_once
             a_batch_may_succeed_in_part
-            retry_after_zero_is_due_at_once_and_counts
+            retry_after_zero_is_due_immediately_and_counts
             retry_after_hides_for_its_delay
             bury_moves_to_the_dead_letters_with_its_reason
             extend_keeps_a_lease
             extend_ends_a_lease_sooner
-            lease_is_as_configured
+            the_lease_is_as_configured
             depth_counts_each_kind
-            dead_letters_come_oldest_burial_first_in_pages
+            dead_letters_are_listed_by_burial_in_pages
             reading_dead_letters_changes_nothing
-            replay_brings_a_dead_letter_back
+            replay_delivers_a_dead_letter_again
             replay_waits_for_its_delay
-            replay_twice_is_harmless
+            a_repeated_replay_delivers_once
             discard_removes_a_dead_letter
             unknown_dead_letters_are_not_found
-            too_many_receives_bury_with_a_reason
+            too_many_receives_bury_a_message_with_a_reason
         );
     };
     (@tests [$module:ident, $profile:expr, $make:path] $($name:ident)*) => {
         mod $module {
-            #[allow(unused_imports, reason = "the caller's profile may be written with names of its own")]
+            #[allow(unused_imports, reason = "the caller's profile expression may use names of its module")]
             use super::*;
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,11 +184,11 @@ macro_rules! queue_conformance {
     };
 }
 
-/// Runs the whole suite in order, for a backend that cannot be tested in parallel.
+/// Runs all tests one after the other, for a backend that cannot be tested in parallel.
 pub async fn conformance<F, R>(profile: &Profile, make: F)
 where
     F: Fn(QueueOptions) -> R,
     R: Future<Output = Subject>,
 {
-    queue_conformance!(@sentences calls [profile, &make]);
+    queue_conformance!(@contract_tests calls [profile, &make]);
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::checks::{assert_not_early, leased_for, receive_count, receive_one, send, send_many, settle_ok};
+use super::checks::{assert_not_early, assert_ok, leased_for, receive_count, receive_one, send, send_many};
 use super::{Profile, Subject};
 use crate::{Outgoing, QueueOptions};
 
-sentence! {
-    /// A receive takes no more than `max`; the rest stays.
+contract_test! {
+    /// A receive takes at most `max` messages; the others stay due.
     receive_takes_up_to_max, |p| leased_for(p.long), |queue, profile| {
         send_many(queue, 5).await;
         let first = queue.receive(3, profile.patience).await.unwrap();
@@ -23,43 +23,43 @@ sentence! {
     }
 }
 
-sentence! {
-    /// A receive of up to nothing takes nothing.
-    receive_of_none_takes_none, |p| leased_for(p.long), |queue, profile| {
+contract_test! {
+    /// A receive with `max` 0 takes nothing.
+    a_receive_of_zero_takes_nothing, |p| leased_for(p.long), |queue, profile| {
         send(queue, Outgoing::new("stay")).await;
         assert!(queue.receive(0, Duration::ZERO).await.unwrap().is_empty());
         assert_eq!(receive_one(queue, profile).await.receives, 1);
     }
 }
 
-sentence! {
-    /// With none due, a receive waits, and returns when one is sent.
+contract_test! {
+    /// If no message is due, a receive waits and returns when one is sent.
     receive_waits_for_a_message, |p| leased_for(p.long), |queue, profile| {
         let receiver = {
             let (queue, patience) = (queue.clone(), profile.patience);
             tokio::spawn(async move { queue.receive(10, patience).await })
         };
-        // Long enough to be waiting; if it is not, the test still holds.
+        // Gives the receiver time to start waiting; the test also holds if it has not.
         tokio::time::sleep(profile.quiet).await;
-        assert!(!receiver.is_finished(), "it did not wait");
+        assert!(!receiver.is_finished(), "the receive did not wait");
         let id = send(queue, Outgoing::new("at last")).await;
         let got = receiver.await.unwrap().unwrap();
         assert_eq!(got.iter().map(|message| message.id.clone()).collect::<Vec<_>>(), [id]);
     }
 }
 
-sentence! {
-    /// With none due for the whole wait, a receive returns empty, not early, and without an error.
+contract_test! {
+    /// If no message is due during the whole wait, a receive returns empty, not early and without an error.
     receive_with_nothing_due_returns_empty_after_its_wait, |p| leased_for(p.long), |queue, profile| {
         let start = Instant::now();
         let got = tokio::time::timeout(profile.patience, queue.receive(10, profile.short)).await;
-        assert!(got.expect("it waited without end").unwrap().is_empty());
+        assert!(got.expect("the receive did not end").unwrap().is_empty());
         assert_not_early(start, profile.short, profile);
     }
 }
 
-sentence! {
-    /// While messages are due no receiver goes on sleeping: as many receivers as messages are all served.
+contract_test! {
+    /// While messages are due, no receiver stays asleep: with as many receivers as messages, each gets one.
     every_waiting_receiver_is_served, |p| leased_for(p.long), |queue, profile| {
         let mut receivers = JoinSet::new();
         for _ in 0..8 {
@@ -80,9 +80,8 @@ sentence! {
     }
 }
 
-sentence! {
-    /// A receiver that was waiting when a delayed message was sent gets it, even if the receiver that first heard of it
-    /// has gone.
+contract_test! {
+    /// A receiver that waits when a delayed message is sent gets it, even if another receiver that waited has left.
     a_waiting_receiver_sees_a_delay_end, |p| leased_for(p.long), |queue, profile| {
         let leaves = {
             let (queue, wait) = (queue.clone(), profile.quiet * 2);
@@ -99,8 +98,8 @@ sentence! {
     }
 }
 
-sentence! {
-    /// A receiver that was waiting when a lease ended gets the message, with nobody sending anything.
+contract_test! {
+    /// A receiver that waits when a lease ends gets the message, without a further send.
     a_waiting_receiver_sees_a_lease_end, |p| leased_for(p.short), |queue, profile| {
         send(queue, Outgoing::new("again")).await;
         let first = receive_one(queue, profile).await;
@@ -109,9 +108,9 @@ sentence! {
     }
 }
 
-sentence! {
-    /// Messages of equal age come in the order sent, where the backend promises order.
-    equal_age_comes_in_the_order_sent, |p| leased_for(p.long), |queue, profile| {
+contract_test! {
+    /// Messages arrive in the order sent, where the backend promises order.
+    messages_arrive_in_the_order_sent, |p| leased_for(p.long), |queue, profile| {
         if !queue.capabilities().ordered {
             return;
         }
@@ -122,15 +121,15 @@ sentence! {
         let mut got = Vec::new();
         while got.len() < sent.len() {
             let batch = queue.receive(3, profile.patience).await.unwrap();
-            assert!(!batch.is_empty(), "only {} came", got.len());
+            assert!(!batch.is_empty(), "only {} arrived", got.len());
             got.extend(batch.into_iter().map(|message| message.id));
         }
         assert_eq!(got, sent);
     }
 }
 
-sentence! {
-    /// Many receivers at once: each message goes to exactly one of them, and none is left.
+contract_test! {
+    /// With many concurrent receivers, each message goes to exactly one of them, and none is left.
     concurrent_receivers_never_share_a_message, |p| leased_for(p.long), |queue, profile| {
         let mut expected = HashSet::new();
         for _ in 0..20 {
@@ -142,7 +141,7 @@ sentence! {
             receivers.spawn(async move {
                 let mut mine = Vec::new();
                 let deadline = Instant::now() + patience;
-                // Done once nothing comes and nothing is due.
+                // Done once a receive is empty and no message is due.
                 while Instant::now() < deadline {
                     let got = queue.receive(7, quiet).await.unwrap();
                     if got.is_empty() && queue.depth().await.unwrap().ready == 0 {
@@ -163,21 +162,21 @@ sentence! {
     }
 }
 
-sentence! {
-    /// Cancelling a receive, at whatever point, loses nothing for longer than one lease.
-    cancelling_a_receive_loses_nothing, |p| leased_for(p.short), |queue, profile| {
+contract_test! {
+    /// Cancelling a receive at any point hides messages for at most one lease.
+    cancelling_a_receive_loses_no_message, |p| leased_for(p.short), |queue, profile| {
         let mut expected: HashSet<_> = send_many(queue, 10).await.into_iter().collect();
         for step in 0..20 {
-            // From "at once" to "probably finished", so that some are cut in the middle of taking.
+            // From immediately to probably finished, so that some receives are cancelled while they take messages.
             let cut = profile.quiet * step / 20;
             drop(tokio::time::timeout(cut, queue.receive(2, profile.patience)).await);
         }
         let deadline = Instant::now() + profile.patience;
         while !expected.is_empty() {
-            assert!(Instant::now() < deadline, "{} never came back", expected.len());
+            assert!(Instant::now() < deadline, "{} were lost", expected.len());
             for message in queue.receive(10, profile.short).await.unwrap() {
                 expected.remove(&message.id);
-                settle_ok(&queue.ack(&[message.receipt]).await);
+                assert_ok(&queue.ack(&[message.receipt]).await);
             }
         }
     }

@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::checks::{assert_not_early, assert_nothing_comes, leased_for, receive_count, receive_one, send};
+use super::checks::{assert_not_early, assert_nothing_is_due, leased_for, receive_count, receive_one, send};
 use super::{Profile, Subject};
 use crate::{Outgoing, QueueError, QueueOptions};
 
-sentence! {
-    /// What is sent is received once: same id, body and attributes, first receive, sent just now.
-    sent_is_received_as_sent, |p| leased_for(p.long), |queue, profile| {
-        // Text only: some backends carry nothing else. The second half is what JSON and XML must escape.
+contract_test! {
+    /// A sent message is received with the same id, body and attributes, a receive count of 1 and its send time.
+    a_sent_message_is_received_unchanged, |p| leased_for(p.long), |queue, profile| {
+        // Text, because some backends carry nothing else; with characters that JSON and XML escape.
         let body = "grüß dich <&> \"quoted\" \\ \n line".as_bytes();
         let before = SystemTime::now() - profile.tolerance - Duration::from_secs(1);
         let id = send(queue, Outgoing::new(body).attribute("trace", "a-1").attribute("reason", "ü\n\"")).await;
@@ -28,8 +28,8 @@ sentence! {
     }
 }
 
-sentence! {
-    /// One answer for each entry, in the order given: one that is too large fails alone.
+contract_test! {
+    /// `send` returns one answer for each entry, in the order given; an entry that is too large fails alone.
     send_answers_each_entry_in_order, |p| leased_for(p.long), |queue, profile| {
         let max = queue.capabilities().body_bytes_max;
         let mut answers =
@@ -43,21 +43,21 @@ sentence! {
         let body_of = |id| got.iter().find(|message| message.id == id).map(|message| message.body.clone());
         assert_eq!(body_of(first), Some(b"a".to_vec()));
         assert_eq!(body_of(third), Some(b"c".to_vec()));
-        assert_nothing_comes(queue, profile).await;
+        assert_nothing_is_due(queue, profile).await;
     }
 }
 
-sentence! {
-    /// The largest body that the capabilities promise is taken and comes back whole.
-    a_body_of_the_largest_size_passes, |p| leased_for(p.long), |queue, profile| {
+contract_test! {
+    /// A body of the largest size in the capabilities is accepted and received unchanged.
+    the_largest_body_is_accepted, |p| leased_for(p.long), |queue, profile| {
         let body = vec![b'y'; queue.capabilities().body_bytes_max];
         send(queue, Outgoing::new(body.clone())).await;
-        assert!(receive_one(queue, profile).await.body == body, "the body came back changed");
+        assert!(receive_one(queue, profile).await.body == body, "the body was changed");
     }
 }
 
-sentence! {
-    /// A delayed message is not delivered before its delay is over, and is delivered then.
+contract_test! {
+    /// A delayed message is not delivered before its delay has passed, and is delivered then.
     a_delayed_message_is_not_delivered_early, |p| leased_for(p.long), |queue, profile| {
         let start = Instant::now();
         send(queue, Outgoing::new("later").delayed(profile.short)).await;
@@ -66,9 +66,9 @@ sentence! {
     }
 }
 
-sentence! {
-    /// Nothing asked, nothing answered.
-    empty_slices_answer_nothing, |p| leased_for(p.long), |queue, profile| {
+contract_test! {
+    /// An empty slice returns no answers.
+    empty_slices_return_no_answers, |p| leased_for(p.long), |queue, profile| {
         assert!(queue.send(&[]).await.is_empty());
         assert!(queue.ack(&[]).await.is_empty());
         assert!(queue.retry_after(&[]).await.is_empty());

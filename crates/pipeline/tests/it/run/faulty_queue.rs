@@ -1,4 +1,4 @@
-//! A memory queue that misbehaves on request.
+//! A memory queue with injected faults.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,30 +12,30 @@ use pipeline::{
 };
 use tokio::sync::Semaphore;
 
-/// What goes wrong with one call.
+/// The fault of one call.
 #[derive(Clone, Copy)]
 pub enum Fault {
-    /// The queue is not there.
+    /// The call fails without effect.
     Refuse,
-    /// The queue does it, and nobody hears of it.
-    LoseTheAnswer,
+    /// The call takes effect, but its answer is lost.
+    DropAnswer,
 }
 
-/// A queue that misbehaves as told.
-pub struct Faulty {
-    inner: MemoryQueue,
+/// Wraps a memory queue and applies the configured faults and pauses.
+pub struct FaultyQueue {
+    pub inner: MemoryQueue,
     pub messages_per_request: usize,
-    receive_faults: Mutex<VecDeque<Fault>>,
-    ack_faults: Mutex<VecDeque<Fault>>,
+    pub receive_faults: Mutex<VecDeque<Fault>>,
+    pub ack_faults: Mutex<VecDeque<Fault>>,
     pub ack_gate: Option<Arc<Semaphore>>,
     pub ack_calls: Arc<AtomicUsize>,
     pub cancel_in_receive: Option<CancellationToken>,
     pub receive_pause: Duration,
-    receives_now: AtomicUsize,
+    pub receives_now: AtomicUsize,
     pub receives_most: Arc<AtomicUsize>,
 }
 
-impl Faulty {
+impl FaultyQueue {
     pub fn new(inner: MemoryQueue) -> Self {
         Self {
             inner,
@@ -61,7 +61,7 @@ impl Faulty {
 }
 
 #[async_trait::async_trait]
-impl Queue for Faulty {
+impl Queue for FaultyQueue {
     fn name(&self) -> &str {
         "faulty"
     }
@@ -85,7 +85,7 @@ impl Queue for Faulty {
         tokio::time::sleep(self.receive_pause).await;
         self.receives_now.fetch_sub(1, Ordering::SeqCst);
         if let Some(shutdown) = &self.cancel_in_receive {
-            // Both at once: the shutdown, and the answer of a receive that has its messages already.
+            // The shutdown and the answer of this receive become ready together.
             shutdown.cancel();
             let mut woken = false;
             let once = std::future::poll_fn(move |context| {
@@ -106,7 +106,7 @@ impl Queue for Faulty {
         match fault {
             None => self.inner.ack(receipts).await,
             Some(Fault::Refuse) => receipts.iter().map(|_| Err(QueueError::Unavailable("on purpose".into()))).collect(),
-            Some(Fault::LoseTheAnswer) => {
+            Some(Fault::DropAnswer) => {
                 let answers = self.inner.ack(receipts).await;
                 answers.into_iter().map(|_| Err(QueueError::OutcomeUnknown("on purpose".into()))).collect()
             }
@@ -121,8 +121,8 @@ impl Queue for Faulty {
         self.inner.bury(entries).await
     }
 
-    async fn extend(&self, receipts: &[Receipt], for_: Duration) -> Vec<Result<(), QueueError>> {
-        self.inner.extend(receipts, for_).await
+    async fn extend(&self, receipts: &[Receipt], duration: Duration) -> Vec<Result<(), QueueError>> {
+        self.inner.extend(receipts, duration).await
     }
 
     fn lease(&self) -> Duration {

@@ -9,18 +9,18 @@ use pipeline::sqlite::Database;
 use pipeline::{Handler, Message, Outcome, PipelineOptions, Queue, QueueOptions, RetryPolicy};
 use tokio::sync::Semaphore;
 
-use super::faulty_queue::Faulty;
-use super::{Handle, LONG, Running, gate, memory, send, three_at_most, until, until_empty, with_concurrency};
+use super::faulty_queue::FaultyQueue;
+use super::{FnHandler, LONG, Running, at_most_three, gate, memory, send, until, until_empty, with_concurrency};
 
 #[tokio::test]
-async fn handles_as_many_at_once_as_it_may_and_takes_no_more() {
+async fn a_pipeline_handles_up_to_its_concurrency_and_receives_no_more() {
     let queue = memory(LONG);
     send(&queue, 10).await;
     let (gate, inside) = gate();
-    let running = Running::start(queue.clone(), with_concurrency(3), three_at_most(&gate, &inside));
+    let running = Running::start(queue.clone(), with_concurrency(3), at_most_three(&gate, &inside));
     until("three are inside", || async { inside.load(Ordering::SeqCst) == 3 }).await;
     let depth = queue.depth().await.unwrap();
-    assert_eq!((depth.in_flight, depth.ready), (3, 7), "it took what it had no room for");
+    assert_eq!((depth.in_flight, depth.ready), (3, 7), "it received messages without a free slot");
     gate.add_permits(10);
     until_empty(&queue).await;
     let summary = running.stop().await;
@@ -28,13 +28,13 @@ async fn handles_as_many_at_once_as_it_may_and_takes_no_more() {
 }
 
 #[tokio::test]
-async fn settles_by_the_verdict() {
+async fn each_message_is_settled_by_its_outcome() {
     let queue = memory(LONG);
     send(&queue, 3).await;
     let running = Running::start(
         queue.clone(),
         with_concurrency(8),
-        Handle(|message: Message| async move {
+        FnHandler(|message: Message| async move {
             match message.body.as_slice() {
                 b"1" if message.receives == 1 => Outcome::Retry { after: Duration::ZERO, reason: "not yet".into() },
                 b"2" => Outcome::Dead { reason: "never".into() },
@@ -51,7 +51,7 @@ async fn settles_by_the_verdict() {
 }
 
 #[tokio::test]
-async fn a_panic_is_a_failed_attempt_and_the_last_one_buries() {
+async fn a_panic_is_a_failed_attempt_and_the_last_attempt_buries() {
     let queue = memory(LONG);
     send(&queue, 1).await;
     let panic_retry = RetryPolicy { attempts_max: 3, first_delay: Duration::from_millis(1), ..RetryPolicy::default() };
@@ -59,7 +59,7 @@ async fn a_panic_is_a_failed_attempt_and_the_last_one_buries() {
     let running = Running::start(
         queue.clone(),
         options,
-        Handle(|message: Message| async move {
+        FnHandler(|message: Message| async move {
             if message.body == b"0" {
                 panic!("on purpose");
             }
@@ -77,14 +77,14 @@ async fn a_panic_is_a_failed_attempt_and_the_last_one_buries() {
 }
 
 #[tokio::test]
-async fn a_lease_is_kept_while_the_handler_works() {
+async fn a_lease_is_renewed_while_the_handler_works() {
     let lease = Duration::from_millis(150);
     let queue = memory(lease);
     send(&queue, 3).await;
     let running = Running::start(
         queue.clone(),
         with_concurrency(8),
-        Handle(move |message: Message| async move {
+        FnHandler(move |message: Message| async move {
             assert_eq!(message.receives, 1, "delivered twice");
             tokio::time::sleep(lease * 5).await;
             Outcome::Done
@@ -96,7 +96,7 @@ async fn a_lease_is_kept_while_the_handler_works() {
 }
 
 #[tokio::test]
-async fn a_lost_lease_is_counted_and_the_handler_goes_on() {
+async fn a_lost_lease_is_counted_and_the_handler_continues() {
     let queue = memory(LONG);
     send(&queue, 1).await;
     let second = Arc::new(Semaphore::new(0));
@@ -105,7 +105,7 @@ async fn a_lost_lease_is_counted_and_the_handler_goes_on() {
     let running = Running::start(
         queue.clone(),
         with_concurrency(8),
-        Handle(move |message: Message| {
+        FnHandler(move |message: Message| {
             let (queue, second, finished) = (stolen_from.clone(), come_again.clone(), ended.clone());
             async move {
                 if message.receives == 1 {
@@ -126,20 +126,21 @@ async fn a_lost_lease_is_counted_and_the_handler_goes_on() {
 }
 
 #[tokio::test]
-async fn small_receives_run_side_by_side_while_there_is_more() {
+async fn small_receives_run_concurrently_while_they_come_back_full() {
     let inner = memory(LONG);
     send(&inner, 200).await;
-    let queue = Faulty { receive_pause: Duration::from_millis(5), ..Faulty::new(inner.clone()) };
+    let queue = FaultyQueue { receive_pause: Duration::from_millis(5), ..FaultyQueue::new(inner.clone()) };
     let most = queue.receives_most.clone();
-    let options = PipelineOptions { concurrency: 64, receive_max: 10, receives_max: 3, ..PipelineOptions::default() };
-    let running = Running::start(queue, options, Handle(|_| async { Outcome::Done }));
+    let options =
+        PipelineOptions { concurrency: 64, receive_max: 10, concurrent_receives_max: 3, ..PipelineOptions::default() };
+    let running = Running::start(queue, options, FnHandler(|_| async { Outcome::Done }));
     until_empty(&inner).await;
     assert_eq!(running.stop().await.done, 200);
     assert_eq!(most.load(Ordering::SeqCst), 3);
 }
 
 #[tokio::test]
-async fn nothing_is_taken_while_the_handler_is_not_ready() {
+async fn nothing_is_received_while_the_handler_is_not_ready() {
     struct Gated(Arc<Semaphore>);
     #[async_trait::async_trait]
     impl Handler for Gated {
@@ -162,7 +163,7 @@ async fn nothing_is_taken_while_the_handler_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_pipelines_on_the_embedded_queue_do_everything_once() {
+async fn two_pipelines_on_one_file_handle_each_message_once() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("test.db");
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -174,7 +175,7 @@ async fn two_pipelines_on_the_embedded_queue_do_everything_once() {
         pipelines.push(Running::start(
             queue.clone(),
             with_concurrency(16),
-            Handle(move |message: Message| {
+            FnHandler(move |message: Message| {
                 seen.lock().unwrap().push(message.id);
                 async { Outcome::Done }
             }),

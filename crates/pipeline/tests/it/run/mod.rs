@@ -1,4 +1,4 @@
-//! The pipeline itself, on the memory queue and on one that misbehaves.
+//! Tests of the pipeline itself, on the memory queue and on a queue with injected faults.
 
 mod batches;
 mod faulty_queue;
@@ -23,11 +23,11 @@ use tokio::time::Instant;
 const PATIENCE: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
-/// A handler made of a closure.
-struct Handle<F>(F);
+/// A handler that calls a closure.
+struct FnHandler<F>(F);
 
 #[async_trait::async_trait]
-impl<F, R> Handler for Handle<F>
+impl<F, R> Handler for FnHandler<F>
 where
     F: Fn(Message) -> R + Send + Sync + 'static,
     R: Future<Output = Outcome> + Send,
@@ -59,7 +59,7 @@ impl Running {
 
     async fn stop(self) -> Summary {
         self.shutdown.cancel();
-        tokio::time::timeout(PATIENCE, self.task).await.expect("it does not stop").unwrap()
+        tokio::time::timeout(PATIENCE, self.task).await.expect("the pipeline does not stop").unwrap()
     }
 }
 
@@ -76,7 +76,7 @@ async fn send(queue: &impl Queue, count: usize) -> Vec<MessageId> {
 async fn until<R: Future<Output = bool>>(what: &str, condition: impl Fn() -> R) {
     let deadline = Instant::now() + PATIENCE;
     while !condition().await {
-        assert!(Instant::now() < deadline, "never: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -93,15 +93,15 @@ fn with_concurrency(concurrency: usize) -> PipelineOptions {
     PipelineOptions { concurrency, ..PipelineOptions::default() }
 }
 
-/// A gate that handlers wait at.
+/// A semaphore without permits that blocks handlers, and a counter of the handlers that have started.
 fn gate() -> (Arc<Semaphore>, Arc<AtomicUsize>) {
     (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)))
 }
 
-/// Waits at the gate, and panics if more than three are inside.
-fn three_at_most(gate: &Arc<Semaphore>, inside: &Arc<AtomicUsize>) -> impl Handler {
+/// Waits for the gate, and panics if more than three handlers run at the same time.
+fn at_most_three(gate: &Arc<Semaphore>, inside: &Arc<AtomicUsize>) -> impl Handler {
     let (gate, inside) = (gate.clone(), inside.clone());
-    Handle(move |_| {
+    FnHandler(move |_| {
         let (gate, inside) = (gate.clone(), inside.clone());
         async move {
             assert!(inside.fetch_add(1, Ordering::SeqCst) < 3, "more than three at once");

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use pipeline::{CancellationToken, Outcome, PipelineOptions, Queue, Summary};
 
-use super::faulty_queue::Faulty;
-use super::{Handle, LONG, PATIENCE, Running, gate, memory, send, three_at_most, until, with_concurrency};
+use super::faulty_queue::FaultyQueue;
+use super::{FnHandler, LONG, PATIENCE, Running, at_most_three, gate, memory, send, until, with_concurrency};
 
 #[tokio::test]
-async fn shutdown_lets_running_handlers_finish_and_takes_nothing_new() {
+async fn shutdown_lets_running_handlers_finish_and_receives_nothing_new() {
     let queue = memory(LONG);
     send(&queue, 5).await;
     let (gate, inside) = gate();
@@ -18,7 +18,7 @@ async fn shutdown_lets_running_handlers_finish_and_takes_nothing_new() {
     let running = Running::start(
         queue.clone(),
         with_concurrency(2),
-        Handle(move |_| {
+        FnHandler(move |_| {
             let (gate, inside) = (handler_gate.clone(), handler_inside.clone());
             async move {
                 inside.fetch_add(1, Ordering::SeqCst);
@@ -37,16 +37,16 @@ async fn shutdown_lets_running_handlers_finish_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn shutdown_ends_a_receive_that_waits() {
-    // Longer than the test's patience: sitting out the receive would fail it.
+async fn shutdown_cancels_a_waiting_receive() {
+    // The receive waits longer than PATIENCE, so the test fails if the pipeline waits for it.
     let options = PipelineOptions { receive_wait: LONG, ..PipelineOptions::default() };
-    let running = Running::start(memory(LONG), options, Handle(|_| async { Outcome::Done }));
+    let running = Running::start(memory(LONG), options, FnHandler(|_| async { Outcome::Done }));
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(running.stop().await, Summary::default());
 }
 
 #[tokio::test]
-async fn a_handler_that_does_not_end_is_abandoned_and_its_message_comes_back() {
+async fn a_handler_that_does_not_finish_is_abandoned_and_its_message_is_due_again() {
     let queue = memory(Duration::from_millis(100));
     let id = send(&queue, 1).await.remove(0);
     let inside = Arc::new(AtomicUsize::new(0));
@@ -55,7 +55,7 @@ async fn a_handler_that_does_not_end_is_abandoned_and_its_message_comes_back() {
     let running = Running::start(
         queue.clone(),
         options,
-        Handle(move |_| {
+        FnHandler(move |_| {
             entered.fetch_add(1, Ordering::SeqCst);
             std::future::pending()
         }),
@@ -63,39 +63,39 @@ async fn a_handler_that_does_not_end_is_abandoned_and_its_message_comes_back() {
     until("it is inside", || async { inside.load(Ordering::SeqCst) == 1 }).await;
     let summary = running.stop().await;
     assert_eq!((summary.received, summary.abandoned, summary.handled, summary.unsettled), (1, 1, 0, 0));
-    // Kept during the drain, which was three leases long, and free after it.
+    // The lease was renewed during the drain, which lasted three leases, and ended after it.
     assert_eq!(inside.load(Ordering::SeqCst), 1);
     let message = queue.receive(1, PATIENCE).await.unwrap().remove(0);
     assert_eq!((message.id, message.receives), (id, 2));
 }
 
 #[tokio::test]
-async fn what_was_taken_during_shutdown_is_handed_back_at_once() {
+async fn messages_received_during_shutdown_are_returned_immediately() {
     let inner = memory(LONG);
     send(&inner, 4).await;
     let shutdown = CancellationToken::new();
-    let queue = Faulty { cancel_in_receive: Some(shutdown.clone()), ..Faulty::new(inner.clone()) };
-    let handler = Handle(|_| async { panic!("it was started") });
+    let queue = FaultyQueue { cancel_in_receive: Some(shutdown.clone()), ..FaultyQueue::new(inner.clone()) };
+    let handler = FnHandler(|_| async { panic!("the handler was started") });
     let running = Running::start_with(queue, PipelineOptions::default(), handler, shutdown);
-    let summary = tokio::time::timeout(PATIENCE, running.task).await.expect("it does not stop").unwrap();
+    let summary = tokio::time::timeout(PATIENCE, running.task).await.expect("the pipeline does not stop").unwrap();
     assert_eq!((summary.received, summary.handed_back, summary.handled), (4, 4, 0));
-    assert_eq!(inner.depth().await.unwrap().ready, 4, "due at once");
+    assert_eq!(inner.depth().await.unwrap().ready, 4, "not due immediately");
 }
 
 #[tokio::test]
-async fn where_a_receive_carries_many_some_wait_for_their_turn_and_go_back_at_shutdown() {
+async fn messages_received_beyond_the_concurrency_are_returned_at_shutdown() {
     let queue = memory(LONG);
     send(&queue, 30).await;
     let (gate, inside) = gate();
     let running = Running::start(
-        Faulty { messages_per_request: 10, ..Faulty::new(queue.clone()) },
-        PipelineOptions { receives_max: 2, ..with_concurrency(3) },
-        three_at_most(&gate, &inside),
+        FaultyQueue { messages_per_request: 10, ..FaultyQueue::new(queue.clone()) },
+        PipelineOptions { concurrent_receives_max: 2, ..with_concurrency(3) },
+        at_most_three(&gate, &inside),
     );
-    let at_once = || async { (inside.load(Ordering::SeqCst), queue.depth().await.unwrap().in_flight) };
-    until("three are handled and two receives are taken", || async { at_once().await == (3, 23) }).await;
+    let handled_and_in_flight = || async { (inside.load(Ordering::SeqCst), queue.depth().await.unwrap().in_flight) };
+    until("three are handled and two receives are full", || async { handled_and_in_flight().await == (3, 23) }).await;
     running.shutdown.cancel();
-    until("those without a turn are back", || async { at_once().await == (3, 3) }).await;
+    until("the unstarted ones are returned", || async { handled_and_in_flight().await == (3, 3) }).await;
     assert_eq!(queue.depth().await.unwrap().ready, 27);
     gate.add_permits(3);
     let summary = running.stop().await;
