@@ -144,7 +144,7 @@ impl Run {
         let (run, settlements) = (self.clone(), settlements.clone());
         messages.into_iter().map(move |message| {
             run.meters.received();
-            let (lease_key, slot) = (run.leases.add(&message), slots.split(1));
+            let (lease_key, slot) = (run.leases.add(&message, Instant::now()), slots.split(1));
             let (run, settlements) = (run.clone(), settlements.clone());
             Delivery { message, lease_key, run, settlements, handed_in: false, slot }
         })

@@ -12,6 +12,8 @@ mod fetch;
 mod lease;
 mod meters;
 mod options;
+#[cfg(test)]
+mod race_tests;
 mod settle;
 
 use std::future::Future;

@@ -99,8 +99,8 @@ async fn fill_requests(run: &Run, group: &mut Vec<Settlement>, settlements: &mut
 }
 
 /// Runs one round and returns the settlements to retry.
-async fn settle_group(run: &Run, group: Vec<Settlement>) -> Vec<Settlement> {
-    run.leases.set_settling(group.iter().map(|settlement| settlement.lease_key), true);
+pub(super) async fn settle_group(run: &Run, group: Vec<Settlement>) -> Vec<Settlement> {
+    run.leases.start_settling(group.iter().map(|settlement| settlement.lease_key));
     let queue = &*run.queue;
     let delay_max = queue.capabilities().delay_max;
     let (mut acks, mut retries, mut burials) = (Vec::new(), Vec::new(), Vec::new());
@@ -129,7 +129,6 @@ async fn settle_group(run: &Run, group: Vec<Settlement>) -> Vec<Settlement> {
         let answer = answer.unwrap_or_else(|| Err(QueueError::OutcomeUnknown("no answer for this entry".into())));
         to_retry.extend(apply_answer(run, settlement, answer));
     }
-    run.leases.set_settling(to_retry.iter().map(|settlement| settlement.lease_key), false);
     to_retry
 }
 
@@ -137,8 +136,9 @@ async fn settle_group(run: &Run, group: Vec<Settlement>) -> Vec<Settlement> {
 fn apply_answer(run: &Run, mut settlement: Settlement, answer: Result<(), QueueError>) -> Option<Settlement> {
     let (queue, id, lease_key) = (run.queue.name(), settlement.id.clone(), settlement.lease_key);
     match answer {
-        Err(error) if error.is_transient() && run.leases.is_valid(lease_key) => {
+        Err(error) if error.is_transient() && run.leases.is_valid(lease_key, Instant::now()) => {
             settlement.outcome_unknown |= matches!(error, QueueError::OutcomeUnknown(_));
+            run.leases.retry_settling(lease_key, settlement.outcome_unknown);
             return Some(settlement);
         }
         Err(error) if error.is_transient() => {

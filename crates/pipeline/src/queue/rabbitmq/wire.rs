@@ -37,7 +37,7 @@ const NAME_BYTES_MAX: usize = 255;
 pub(super) const ATTRIBUTES_BYTES_MAX: usize = 64 * 1024;
 const REASON_BYTES_MAX: usize = 8 * 1024;
 
-/// A message, without what belongs to one delivery of it.
+/// A message without the properties of a single delivery (tag, redelivery flag).
 #[derive(Debug, Clone)]
 pub(super) struct WireMessage {
     pub(super) id: MessageId,
