@@ -11,6 +11,7 @@ pub mod config;
 pub mod dead_letters;
 pub mod dev;
 pub mod engine;
+pub mod errors;
 pub mod http;
 pub mod relay;
 pub mod telemetry;

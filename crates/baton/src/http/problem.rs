@@ -1,13 +1,30 @@
 //! The only place where an error becomes a response: RFC 9457 `application/problem+json`, with a stable `type` and
 //! `code`, plus `statusCode` and `message`, which clients of the existing service read.
 
+use std::fmt;
+
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use tracing::error;
 
-pub use crate::relay::call::FieldProblem;
+use crate::errors::chain;
+
+/// One invalid field of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldProblem {
+    /// The field's name as the client wrote it.
+    pub field: String,
+    /// The rule that its value breaks.
+    pub message: String,
+}
+
+impl fmt::Display for FieldProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
 
 /// An error on its way to the client.
 #[derive(Debug, Clone)]
@@ -195,15 +212,4 @@ impl IntoResponse for Problem {
         response.extensions_mut().insert(self);
         response
     }
-}
-
-/// An error with all its causes, for the log.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }

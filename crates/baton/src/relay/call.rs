@@ -3,11 +3,13 @@
 //! Amounts are kept as 256-bit integers and travel as decimal strings; nothing here is ever a float.
 //! Next: [`super::intake`] stores it.
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::str::FromStr;
 
 use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value};
+
+pub use crate::http::problem::FieldProblem;
 
 /// The gas price class asked of the relayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,21 +62,6 @@ pub struct DirectRequest {
     pub call: Call,
     /// Whether one automatic replay is wanted if it ends as a dead letter.
     pub retry_on_failure: bool,
-}
-
-/// One thing that is wrong with a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FieldProblem {
-    /// The field's name as the client wrote it.
-    pub field: String,
-    /// The rule it breaks.
-    pub message: String,
-}
-
-impl fmt::Display for FieldProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.message)
-    }
 }
 
 const DIRECT_FIELDS: [&str; 7] = ["to", "data", "value", "gas", "gasLimit", "speed", "retryOnFailure"];

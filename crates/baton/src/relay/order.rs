@@ -18,7 +18,7 @@ use super::relayer::client::describe;
 use super::relayer::pool::Pool;
 use super::store::StoreError;
 use super::transaction::{RelayerUrl, Status, Transaction};
-use crate::http::problem::chain as causes;
+use crate::errors::chain as causes;
 use crate::timestamp::Timestamp;
 
 /// Keeps the order.

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::store::{Fate, Inserted, StoreError, UserStore};
 use super::user::User;
-use crate::http::problem::chain;
+use crate::errors::chain;
 
 /// How often a message has been round; a number on the wire, which the existing service reads and writes as well.
 pub const RETRIES: &str = "x-retries";

@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use super::store::{Fate, SetAside, StoreError, UserStore};
 use super::user::User;
-use crate::http::problem::chain;
+use crate::errors::chain;
 use crate::timestamp::Timestamp;
 
 /// How many dead letters are read at once.
