@@ -11,8 +11,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::config::{Config, Service};
-use crate::http::health::{HealthState, RelayHealth, UsersHealth};
+use crate::http::health::{HealthCheck, HealthState};
 use crate::http::{auth, health, server};
+use crate::relay::health::RelayHealth;
+use crate::users::health::UsersHealth;
 use crate::{relay, telemetry, users};
 
 /// The lanes that a service works on.
@@ -70,15 +72,16 @@ impl Lanes {
     }
 
     fn health(&self, service: Service, metrics: PrometheusHandle) -> HealthState {
-        let relay = self.relay.as_ref().map(|lane| {
+        let mut lanes: Vec<Arc<dyn HealthCheck>> = Vec::new();
+        if let Some(lane) = &self.relay {
             let (book, pool) = (Arc::clone(&lane.book), Arc::clone(&lane.pool));
-            RelayHealth { book, pool }
-        });
-        let users = self.users.as_ref().map(|lane| {
+            lanes.push(Arc::new(RelayHealth { book, pool }));
+        }
+        if let Some(lane) = &self.users {
             let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
-            UsersHealth { store, queue, consumes: service.consumes() }
-        });
-        HealthState { service: service.name(), relay, users, metrics }
+            lanes.push(Arc::new(UsersHealth { store, queue, consumes: service.consumes() }));
+        }
+        HealthState { service: service.name(), lanes, metrics }
     }
 }
 

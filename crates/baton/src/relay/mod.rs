@@ -14,6 +14,7 @@ pub mod doubt;
 pub mod engine;
 pub mod forward_request;
 pub mod gasless;
+pub mod health;
 pub mod intake;
 pub mod lane;
 pub mod message;

@@ -8,6 +8,7 @@ pub mod bulk;
 pub mod consumer;
 pub mod dead_letters;
 pub mod engine;
+pub mod health;
 pub mod intake;
 pub mod lane;
 pub mod letters;
