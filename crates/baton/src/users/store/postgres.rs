@@ -13,8 +13,9 @@ use sqlx::postgres::PgRow;
 
 use super::{Enrolled, Inserted, SetAside, StoreError, UserStore};
 use crate::timestamp::Timestamp;
+use crate::store_pool::work;
 use crate::users::user::{User, UserId};
-use pool::{Pool, work};
+use pool::Pool;
 
 pub use pool::PostgresOptions;
 
@@ -43,7 +44,7 @@ impl PostgresStore {
 
     /// A store on this server; nothing is asked of it yet.
     pub fn open(options: &PostgresOptions) -> Result<Self, StoreError> {
-        Ok(Self { pool: Arc::new(Pool::new(options)?) })
+        Ok(Self { pool: Arc::new(pool::open(options)?) })
     }
 }
 

@@ -8,7 +8,8 @@
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use super::pool::{Pool, is_row_fault, work};
+use super::pool::{Pool, is_row_fault};
+use crate::store_pool::work;
 use crate::users::store::{Fate, Inserted, OTHER_USER, StoreError};
 use crate::users::user::User;
 

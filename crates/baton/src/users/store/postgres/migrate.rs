@@ -5,7 +5,8 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use tokio::time::timeout;
 
-use super::pool::{PostgresOptions, connect, store_error};
+use super::pool::{PostgresOptions, store_error};
+use crate::store_pool::connect;
 use crate::users::store::{StoreError, Trouble};
 
 /// The migrations, in order; the version is the place in this list.
@@ -25,7 +26,7 @@ pub(super) async fn migrate(options: &PostgresOptions) -> Result<usize, StoreErr
     let late = |error| StoreError::new(Trouble::Timeout, error);
     let parsed = options.parsed()?;
     let connected = timeout(options.timeout, connect(&parsed, "SET lock_timeout = 0")).await;
-    let mut connection = connected.map_err(late)?.map_err(store_error)?;
+    let mut connection: PgConnection = connected.map_err(late)?.map_err(store_error)?;
     // Dropped half-way, the connection closes, and the server undoes the step and gives the lock up.
     timeout(TIMEOUT, run(&mut connection)).await.map_err(late)?.map_err(store_error)
 }
