@@ -1,4 +1,4 @@
-//! `dlq … --lane users`: the lane's dead letters, those in the queue and those that were set aside, as one list.
+//! `dlq … --lane users`: the lane's dead letters, those in the queue and those in quarantine, as one list.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -79,7 +79,7 @@ async fn chosen(letters: &Letters, which: Which, all: bool) -> anyhow::Result<Ve
 
 fn line(letter: &Letter) -> String {
     let about = letter.user_id().map_or_else(|| "(unreadable)".to_owned(), |id| id.to_string());
-    let place = if letter.set_aside { "set aside" } else { "in the queue" };
+    let place = if letter.quarantined { "in quarantine" } else { "in the queue" };
     format!("{}  user {about}  {place}  {}", Timestamp::from(letter.at), letter.reason)
 }
 
@@ -89,6 +89,6 @@ fn show(letter: &Letter) {
         println!("user         {id}");
     }
     println!("reason       {}", letter.reason);
-    println!("{}  {}", if letter.set_aside { "set aside  " } else { "buried     " }, Timestamp::from(letter.at));
+    println!("{}  {}", if letter.quarantined { "quarantined" } else { "buried     " }, Timestamp::from(letter.at));
     println!("body         {}", String::from_utf8_lossy(&letter.body));
 }

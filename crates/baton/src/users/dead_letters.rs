@@ -1,5 +1,5 @@
 //! What the consumer gave up: dead letters are inserted again, at a pause that grows while the database has trouble, so
-//! that an outage of any length ends with every row in place and nobody called. What can never be a user is set aside in
+//! that an outage of any length ends with every row in place and nobody called. What can never be a user is quarantined in
 //! a table with its error and its bytes, and said so in the log.
 //!
 //! A letter leaves the queue only after its row, or its place in that table, is on disk. If the process dies between the
@@ -13,7 +13,8 @@ use pipeline::{DeadLetter, MessageId, Queue, QueueError, RetryPolicy};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::store::{Fate, SetAside, StoreError, UserStore};
+use super::quarantine::Quarantined;
+use super::store::{Fate, StoreError, UserStore};
 use super::user::User;
 use crate::errors::chain;
 use crate::timestamp::Timestamp;
@@ -78,7 +79,7 @@ impl DeadLetters {
         RetryPolicy { attempts_max: u32::MAX, first_delay, factor: 2.0, delay_max }
     }
 
-    /// Inserts, or sets aside, what there is; returns how many that was.
+    /// Inserts, or quarantines, what there is; returns how many that was.
     pub async fn look(&self) -> Result<usize, LookError> {
         if self.queue.depth().await?.dead == 0 {
             return Ok(0);
@@ -100,13 +101,13 @@ impl DeadLetters {
         Ok(letters.len())
     }
 
-    /// Makes a row of each letter, or sets it aside; `done` are those that may leave the queue.
+    /// Makes a row of each letter, or quarantines it; `done` are those that may leave the queue.
     async fn keep(&self, letters: &[DeadLetter], done: &mut Vec<MessageId>) -> Result<(), StoreError> {
-        let (mut users, mut aside) = (Vec::new(), Vec::new());
+        let (mut users, mut hopeless) = (Vec::new(), Vec::new());
         for letter in letters {
             match User::from_message(&letter.body) {
                 Ok(user) => users.push((letter, user)),
-                Err(invalid) => aside.push(set_aside(letter, invalid.to_string())),
+                Err(invalid) => hopeless.push(Quarantined::new(letter, invalid.to_string())),
             }
         }
         for batch in users.chunks(self.batch_size.max(1)) {
@@ -117,7 +118,7 @@ impl DeadLetters {
                 match fate {
                     Fate::Stored => done.push(letter.id.clone()),
                     Fate::Refused(reason) => {
-                        aside.push(set_aside(letter, format!("refused by the database: {reason}")));
+                        hopeless.push(Quarantined::new(letter, format!("refused by the database: {reason}")));
                     }
                 }
             }
@@ -125,20 +126,16 @@ impl DeadLetters {
             counter!("baton_users_dead_letters_total", "result" => "inserted").increment(rows as u64);
             info!(action = "dead_letters_inserted", rows, "dead letters are rows now");
         }
-        for batch in aside.chunks(self.batch_size.max(1)) {
-            self.store.set_aside(batch).await?;
+        for batch in hopeless.chunks(self.batch_size.max(1)) {
+            self.store.quarantine(batch).await?;
             for letter in batch {
-                error!(action = "dead_letter_set_aside", messageId = letter.message_id, "{}", letter.error);
+                error!(action = "dead_letter_quarantined", messageId = letter.message_id, "{}", letter.error);
                 done.push(MessageId(letter.message_id.clone()));
             }
-            counter!("baton_users_dead_letters_total", "result" => "set-aside").increment(batch.len() as u64);
+            counter!("baton_users_dead_letters_total", "result" => "quarantined").increment(batch.len() as u64);
         }
         Ok(())
     }
-}
-
-fn set_aside(letter: &DeadLetter, error: String) -> SetAside {
-    SetAside { message_id: letter.id.0.clone(), error, body: letter.body.clone(), at: Timestamp::now() }
 }
 
 #[cfg(test)]
@@ -169,16 +166,16 @@ mod tests {
         async fn get(&self, _: UserId) -> Result<Option<Enrolled>, StoreError> {
             away()
         }
-        async fn set_aside(&self, _: &[SetAside]) -> Result<(), StoreError> {
+        async fn quarantine(&self, _: &[Quarantined]) -> Result<(), StoreError> {
             away()
         }
-        async fn list_set_aside(&self, _: Option<&str>, _: usize) -> Result<Vec<SetAside>, StoreError> {
+        async fn list_quarantined(&self, _: Option<&str>, _: usize) -> Result<Vec<Quarantined>, StoreError> {
             away()
         }
-        async fn remove_set_aside(&self, _: &str) -> Result<bool, StoreError> {
+        async fn remove_quarantined(&self, _: &str) -> Result<bool, StoreError> {
             away()
         }
-        async fn count_set_aside(&self) -> Result<u64, StoreError> {
+        async fn count_quarantined(&self) -> Result<u64, StoreError> {
             away()
         }
         async fn ping(&self) -> Result<(), StoreError> {

@@ -27,10 +27,10 @@ impl HealthCheck for UsersHealth {
     }
 
     async fn check(&self) -> LaneHealth {
-        let asked = async { tokio::join!(self.store.ping(), self.store.count_set_aside()) };
+        let asked = async { tokio::join!(self.store.ping(), self.store.count_quarantined()) };
         let (asked, depth) = tokio::join!(tokio::time::timeout(PART_TIMEOUT, asked), in_time(self.queue.depth()));
         let (store_healthy, store) = match asked {
-            Ok((Ok(()), Ok(count))) => (true, json!({ "status": "ok", "setAside": count })),
+            Ok((Ok(()), Ok(count))) => (true, json!({ "status": "ok", "quarantined": count })),
             Ok((Err(failure), _) | (_, Err(failure))) => {
                 (false, json!({ "status": "unavailable", "trouble": failure.trouble.name() }))
             }

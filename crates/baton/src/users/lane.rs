@@ -95,8 +95,8 @@ impl Lane {
             if let Ok(depth) = self.queue.depth().await {
                 telemetry::measure_queue(QUEUE, &depth);
             }
-            if let Ok(count) = self.store.count_set_aside().await {
-                gauge!("baton_users_set_aside").set(count as f64);
+            if let Ok(count) = self.store.count_quarantined().await {
+                gauge!("baton_users_quarantined").set(count as f64);
             }
             tokio::select! {
                 () = shutdown.cancelled() => return,

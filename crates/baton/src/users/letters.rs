@@ -1,4 +1,4 @@
-//! Dead letters for operators: those in the queue and those that were set aside, read, started over or dropped alike.
+//! Dead letters for operators: those in the queue and those in quarantine, read, started over or dropped alike.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,7 @@ const PAGE: usize = 500;
 
 /// The lane's dead letters.
 pub struct Letters {
-    /// Where those are that were set aside.
+    /// Where the quarantined ones are.
     pub store: Arc<dyn UserStore>,
     /// Where the others are.
     pub queue: Arc<dyn Queue>,
@@ -32,7 +32,7 @@ pub struct Letter {
     /// Since when.
     pub at: SystemTime,
     /// In the table, not in the queue.
-    pub set_aside: bool,
+    pub quarantined: bool,
 }
 
 impl Letter {
@@ -48,7 +48,7 @@ impl Letters {
         let mut letters = self.in_queue().await?;
         let mut after: Option<String> = None;
         loop {
-            let page = self.store.list_set_aside(after.as_deref(), PAGE).await?;
+            let page = self.store.list_quarantined(after.as_deref(), PAGE).await?;
             after = page.last().map(|letter| letter.message_id.clone());
             let last = page.len() < PAGE;
             letters.extend(page.into_iter().map(|letter| Letter {
@@ -56,7 +56,7 @@ impl Letters {
                 reason: letter.error,
                 body: letter.body,
                 at: SystemTime::UNIX_EPOCH + Duration::from_millis(letter.at.0.unsigned_abs()),
-                set_aside: true,
+                quarantined: true,
             }));
             if last {
                 break;
@@ -88,7 +88,7 @@ impl Letters {
                 reason: letter.reason,
                 body: letter.body,
                 at: letter.buried_at,
-                set_aside: false,
+                quarantined: false,
             }));
             if last {
                 return Ok(letters);
@@ -98,21 +98,21 @@ impl Letters {
 
     /// Puts one into the queue again. Interrupted half-way it is there twice, which does no harm.
     pub async fn replay(&self, letter: &Letter) -> Result<(), LookError> {
-        if !letter.set_aside {
+        if !letter.quarantined {
             let id = MessageId(letter.message_id.clone());
             return first(self.queue.replay(&[id], Duration::ZERO).await);
         }
         for sent in self.queue.send(&[Outgoing::new(letter.body.clone())]).await {
             sent?;
         }
-        self.store.remove_set_aside(&letter.message_id).await?;
+        self.store.remove_quarantined(&letter.message_id).await?;
         Ok(())
     }
 
     /// Drops one for good.
     pub async fn drop_one(&self, letter: &Letter) -> Result<(), LookError> {
-        if letter.set_aside {
-            self.store.remove_set_aside(&letter.message_id).await?;
+        if letter.quarantined {
+            self.store.remove_quarantined(&letter.message_id).await?;
             return Ok(());
         }
         first(self.queue.discard(&[MessageId(letter.message_id.clone())]).await)

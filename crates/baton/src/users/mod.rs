@@ -12,5 +12,6 @@ pub mod health;
 pub mod intake;
 pub mod lane;
 pub mod letters;
+pub mod quarantine;
 pub mod store;
 pub mod user;

@@ -134,7 +134,7 @@ async fn each_reads_what_the_other_publishes() {
     let found = stand.until_enrolled(&theirs.to_string()).await;
     assert_eq!(found["name"], "John Silva");
     elixir.publish("exchange", "queue", b"{not json", FieldTable::default()).await;
-    eventually(SOON, "it to be set aside", || async { (stand.count().await.2 == 1).then_some(()) }).await;
+    eventually(SOON, "it to be quarantined", || async { (stand.count().await.2 == 1).then_some(()) }).await;
     stand.until_quiet(SOON).await;
 }
 
@@ -287,7 +287,7 @@ async fn the_lane_runs_on_sqs_too() {
         .start()
         .await;
     let ids = futures::future::join_all((0..25).map(|number| stand.enrol(number))).await;
-    // Two users under one key: the second is refused, and set aside by way of the dead letters.
+    // Two users under one key: the second is refused, and quarantined by way of the dead letters.
     for number in [98, 99] {
         assert_eq!(stand.post(&user(number), Some("one key")).await.0, 200);
     }
@@ -296,8 +296,8 @@ async fn the_lane_runs_on_sqs_too() {
         stand.until_enrolled(id).await;
     }
     let base = stand.consumers[0].1.clone();
-    eventually(SOON, "it to be set aside", || async {
-        (stand.health(&base).await["store"]["setAside"] == 1).then_some(())
+    eventually(SOON, "it to be quarantined", || async {
+        (stand.health(&base).await["store"]["quarantined"] == 1).then_some(())
     })
     .await;
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton::timestamp::Timestamp;
+use baton::users::quarantine::Quarantined;
 use baton::users::store::postgres::{PostgresOptions, PostgresStore};
 use baton::users::store::sqlite::SqliteStore;
-use baton::users::store::{Fate, SetAside, Trouble, UserStore};
+use baton::users::store::{Fate, Trouble, UserStore};
 use baton::users::user::{User, UserId};
 use harness::engine::server;
 use harness::proxy::{Mode, Proxy};
@@ -82,21 +83,21 @@ async fn bad_rows_leave_the_batch_alone(store: Arc<dyn UserStore>) {
     }
 }
 
-async fn what_is_set_aside_is_kept_byte_for_byte(store: Arc<dyn UserStore>) {
-    let letter = |id: &str, body: &[u8]| SetAside {
+async fn a_quarantined_message_is_kept_byte_for_byte(store: Arc<dyn UserStore>) {
+    let letter = |id: &str, body: &[u8]| Quarantined {
         message_id: id.into(),
         error: "invalid user: a\0b".into(),
         body: body.to_vec(),
         at: Timestamp(1_700_000_000_123),
     };
-    store.set_aside(&[letter("b", b"\0\xff{"), letter("a", b"")]).await.unwrap();
-    store.set_aside(&[letter("b", b"other")]).await.unwrap();
-    assert_eq!(store.count_set_aside().await.unwrap(), 2);
-    let listed = store.list_set_aside(None, 10).await.unwrap();
+    store.quarantine(&[letter("b", b"\0\xff{"), letter("a", b"")]).await.unwrap();
+    store.quarantine(&[letter("b", b"other")]).await.unwrap();
+    assert_eq!(store.count_quarantined().await.unwrap(), 2);
+    let listed = store.list_quarantined(None, 10).await.unwrap();
     let ids: Vec<_> = listed.iter().map(|letter| letter.message_id.as_str()).collect();
     assert_eq!((ids, listed[1].body.as_slice(), listed[1].at.0), (vec!["a", "b"], &b"\0\xff{"[..], 1_700_000_000_123));
-    assert_eq!(store.list_set_aside(Some("a"), 10).await.unwrap().len(), 1);
-    assert_eq!((store.remove_set_aside("a").await.unwrap(), store.remove_set_aside("a").await.unwrap()), (true, false));
+    assert_eq!(store.list_quarantined(Some("a"), 10).await.unwrap().len(), 1);
+    assert_eq!((store.remove_quarantined("a").await.unwrap(), store.remove_quarantined("a").await.unwrap()), (true, false));
     store.ping().await.unwrap();
 }
 
@@ -147,7 +148,7 @@ on_both!(
     a_user_may_come_twice,
     another_user_under_the_same_id_is_refused,
     bad_rows_leave_the_batch_alone,
-    what_is_set_aside_is_kept_byte_for_byte,
+    a_quarantined_message_is_kept_byte_for_byte,
 );
 
 #[tokio::test]

@@ -78,10 +78,10 @@ async fn a_bulk_upload_is_answered_line_by_line_and_can_be_repeated_whole() {
     assert_eq!(stand.metric(&base, "baton_users_total", "repeated").await, 1198.0);
 }
 
-/// The consumer of dead letters is off: they stay where an operator finds them. Then it is on, and the same letter is set
-/// aside with its error.
+/// The consumer of dead letters is off: they stay where an operator finds them. Then it is on, and the same message is
+/// quarantined with its error.
 #[tokio::test]
-async fn what_is_no_user_is_a_dead_letter_and_then_set_aside() {
+async fn an_invalid_message_is_a_dead_letter_and_then_quarantined() {
     let mut stand = Plan::embedded().env("USERS_DLQ_CONSUMER", "false").start().await;
     stand.enrol(1).await;
     // Two users under one key, before either is enrolled: the second is refused when its turn comes.
@@ -98,12 +98,12 @@ async fn what_is_no_user_is_a_dead_letter_and_then_set_aside() {
     env.insert("USERS_DLQ_CONSUMER".into(), "true".into());
     stand.add_consumer_with(&env).await;
     let base = stand.consumers[0].1.clone();
-    eventually(SOON, "it to be set aside", || async {
-        (stand.health(&base).await["store"]["setAside"] == 1).then_some(())
+    eventually(SOON, "it to be quarantined", || async {
+        (stand.health(&base).await["store"]["quarantined"] == 1).then_some(())
     })
     .await;
     let (_, list) = stand.command(&["dlq", "list", "--lane", "users", "--reason", "ANOTHER"]).await;
-    assert!(list.contains("set aside") && list.contains("1 dead letter"), "{list}");
+    assert!(list.contains("in quarantine") && list.contains("1 dead letter"), "{list}");
     let (code, said) = stand.command(&["dlq", "drop", "--lane", "users", "--all"]).await;
     assert!(code == 0 && said.contains("1 dropped"), "{said}");
     stand.until_quiet(SOON).await;

@@ -1,4 +1,4 @@
-//! One message in a hundred is no user, in every way that we know of. Each of them is set aside with its error, and no
+//! One message in a hundred is no user, in every way that we know of. Each of them is quarantined with its error, and no
 //! other message suffers for it.
 
 use std::collections::BTreeMap;
@@ -55,20 +55,20 @@ async fn one_in_a_hundred_is_malformed() {
     };
     stand.add_consumer().await;
     futures::stream::iter(bodies).map(publish).buffered(WINDOW).collect::<Vec<_>>().await;
-    eventually(LATER, "each to be a row or set aside", || async {
-        let (rows, _, aside) = stand.count().await;
-        (rows + aside == users() as i64).then_some(())
+    eventually(LATER, "each to be a row or quarantined", || async {
+        let (rows, _, quarantined) = stand.count().await;
+        (rows + quarantined == users() as i64).then_some(())
     })
     .await;
     stand.until_quiet(LATER).await;
-    let (rows, distinct, aside) = stand.count().await;
+    let (rows, distinct, quarantined) = stand.count().await;
     println!(
-        "SUMMARY scenario=one_in_a_hundred_is_malformed seed={} published={} rows={rows} set_aside={aside} duplicates={}",
+        "SUMMARY scenario=one_in_a_hundred_is_malformed seed={} published={} rows={rows} quarantined={quarantined} duplicates={}",
         story.seed,
         users(),
         rows - distinct
     );
-    assert_eq!((rows, aside), (users() as i64 - malformed, malformed));
+    assert_eq!((rows, quarantined), (users() as i64 - malformed, malformed));
     assert_eq!(rows, distinct);
     let errors: Vec<(String, i64)> =
         sqlx::query_as("SELECT split_part(error, '(', 1), COUNT(*) FROM users_set_aside GROUP BY 1")

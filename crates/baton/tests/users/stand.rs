@@ -193,7 +193,7 @@ impl Stand {
         eventually(SOON, "the database to answer", || async { PgConnection::connect(url).await.ok() }).await
     }
 
-    /// How many rows and how many different ids there are, and how many letters were set aside.
+    /// How many rows and how many different ids there are, and how many messages are quarantined.
     pub async fn count(&self) -> (i64, i64, i64) {
         let mut rows = self.rows().await;
         sqlx::query_as("SELECT COUNT(*), COUNT(DISTINCT id), (SELECT COUNT(*) FROM users_set_aside) FROM users")

@@ -83,13 +83,13 @@ impl Story {
         rows.await;
         stand.until_quiet(LATER).await;
         let rows = ids(stand).await;
-        let (count, distinct, set_aside) = stand.count().await;
+        let (count, distinct, quarantined) = stand.count().await;
         let (lost, refused) = (expected.difference(&rows).count(), numbers(&promises.refused));
         let broken = refused.intersection(&rows).count();
         let known: BTreeSet<Uuid> = expected.iter().copied().chain(numbers(&promises.unknown)).collect();
         let unasked = rows.difference(&known).count();
         println!(
-            "SUMMARY scenario={} seed={} accepted={} rows={count} set_aside={set_aside} duplicates={} lost={lost} refused={} \
+            "SUMMARY scenario={} seed={} accepted={} rows={count} quarantined={quarantined} duplicates={} lost={lost} refused={} \
              refused_but_enrolled={broken} unknown={} unasked={unasked} kills={} seconds={:.1}",
             self.name,
             self.seed,
@@ -100,7 +100,7 @@ impl Story {
             self.kills,
             self.started.elapsed().as_secs_f64(),
         );
-        assert_eq!((lost, broken, unasked, set_aside), (0, 0, 0, 0));
+        assert_eq!((lost, broken, unasked, quarantined), (0, 0, 0, 0));
         assert_eq!((count, twins(stand).await), (distinct, 0));
     }
 }

@@ -6,6 +6,7 @@ pub mod sqlite;
 
 use async_trait::async_trait;
 
+use super::quarantine::Quarantined;
 use super::user::{User, UserId};
 use crate::timestamp::Timestamp;
 
@@ -21,16 +22,16 @@ pub trait UserStore: Send + Sync + 'static {
     async fn get(&self, id: UserId) -> Result<Option<Enrolled>, StoreError>;
 
     /// Keeps dead letters that can never become a user. One that was kept before stays as it is.
-    async fn set_aside(&self, letters: &[SetAside]) -> Result<(), StoreError>;
+    async fn quarantine(&self, messages: &[Quarantined]) -> Result<(), StoreError>;
 
-    /// What was set aside, in the order of its ids, up to `max`, after that id.
-    async fn list_set_aside(&self, after: Option<&str>, max: usize) -> Result<Vec<SetAside>, StoreError>;
+    /// Quarantined messages ordered by message id, after this id, up to `max`.
+    async fn list_quarantined(&self, after: Option<&str>, max: usize) -> Result<Vec<Quarantined>, StoreError>;
 
     /// Removes one of them; whether it was there.
-    async fn remove_set_aside(&self, message_id: &str) -> Result<bool, StoreError>;
+    async fn remove_quarantined(&self, message_id: &str) -> Result<bool, StoreError>;
 
-    /// How many were set aside.
-    async fn count_set_aside(&self) -> Result<u64, StoreError>;
+    /// The number of quarantined messages.
+    async fn count_quarantined(&self) -> Result<u64, StoreError>;
 
     /// Whether it can be written to.
     async fn ping(&self) -> Result<(), StoreError>;
@@ -61,19 +62,6 @@ pub struct Enrolled {
     pub user: User,
     /// When it was stored.
     pub created_at: Timestamp,
-}
-
-/// A dead letter that can never become a user.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetAside {
-    /// The message's id.
-    pub message_id: String,
-    /// What is wrong with it.
-    pub error: String,
-    /// The message, byte for byte.
-    pub body: Vec<u8>,
-    /// When it was set aside.
-    pub at: Timestamp,
 }
 
 /// Why two rows with one id are not the same user.

@@ -11,9 +11,10 @@ use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::{Enrolled, Inserted, SetAside, StoreError, UserStore};
+use super::{Enrolled, Inserted, StoreError, UserStore};
 use crate::timestamp::Timestamp;
 use crate::store_pool::work;
+use crate::users::quarantine::Quarantined;
 use crate::users::user::{User, UserId};
 use pool::Pool;
 
@@ -28,12 +29,12 @@ pub struct PostgresStore {
 const GET: &str =
     "SELECT name, email, (EXTRACT(EPOCH FROM created_at) * 1000)::bigint AS created_at FROM users WHERE id = $1";
 
-const SET_ASIDE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) \
+const QUARANTINE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) \
      SELECT message_id, error, body, to_timestamp(at / 1000.0) \
      FROM UNNEST($1::text[], $2::text[], $3::bytea[], $4::bigint[]) AS letters (message_id, error, body, at) \
      ON CONFLICT (message_id) DO NOTHING";
 
-const LIST_SET_ASIDE: &str = "SELECT message_id, error, body, (EXTRACT(EPOCH FROM set_aside_at) * 1000)::bigint AS at \
+const LIST_QUARANTINED: &str = "SELECT message_id, error, body, (EXTRACT(EPOCH FROM set_aside_at) * 1000)::bigint AS at \
      FROM users_set_aside WHERE message_id > $1 ORDER BY message_id LIMIT $2";
 
 impl PostgresStore {
@@ -67,7 +68,7 @@ impl UserStore for PostgresStore {
             .await
     }
 
-    async fn set_aside(&self, letters: &[SetAside]) -> Result<(), StoreError> {
+    async fn quarantine(&self, letters: &[Quarantined]) -> Result<(), StoreError> {
         // No NUL character fits into text here; the body is bytes and stays what it is.
         let text = |text: &String| text.replace('\0', "\u{fffd}");
         let ids: Vec<_> = letters.iter().map(|letter| text(&letter.message_id)).collect();
@@ -77,15 +78,15 @@ impl UserStore for PostgresStore {
         let (ids, errors, bodies, times) = (&ids, &errors, &bodies, &times);
         self.pool
             .call(work!(connection => {
-                let insert = sqlx::query(SET_ASIDE).bind(ids).bind(errors).bind(bodies).bind(times);
+                let insert = sqlx::query(QUARANTINE).bind(ids).bind(errors).bind(bodies).bind(times);
                 insert.execute(connection).await.map(drop)
             }))
             .await
     }
 
-    async fn list_set_aside(&self, after: Option<&str>, max: usize) -> Result<Vec<SetAside>, StoreError> {
+    async fn list_quarantined(&self, after: Option<&str>, max: usize) -> Result<Vec<Quarantined>, StoreError> {
         let read = |row: PgRow| {
-            Ok(SetAside {
+            Ok(Quarantined {
                 message_id: row.try_get("message_id")?,
                 error: row.try_get("error")?,
                 body: row.try_get("body")?,
@@ -95,13 +96,13 @@ impl UserStore for PostgresStore {
         let max = i64::try_from(max).unwrap_or(i64::MAX);
         self.pool
             .call(work!(connection => {
-                let list = sqlx::query(LIST_SET_ASIDE).bind(after.unwrap_or_default()).bind(max);
+                let list = sqlx::query(LIST_QUARANTINED).bind(after.unwrap_or_default()).bind(max);
                 list.fetch_all(connection).await?.into_iter().map(read).collect()
             }))
             .await
     }
 
-    async fn remove_set_aside(&self, message_id: &str) -> Result<bool, StoreError> {
+    async fn remove_quarantined(&self, message_id: &str) -> Result<bool, StoreError> {
         self.pool
             .call(work!(connection => {
                 let delete = sqlx::query("DELETE FROM users_set_aside WHERE message_id = $1").bind(message_id);
@@ -110,7 +111,7 @@ impl UserStore for PostgresStore {
             .await
     }
 
-    async fn count_set_aside(&self) -> Result<u64, StoreError> {
+    async fn count_quarantined(&self) -> Result<u64, StoreError> {
         let count: i64 = self
             .pool
             .call(work!(connection => {

@@ -5,8 +5,9 @@ use async_trait::async_trait;
 use pipeline::sqlite::{Database, DatabaseError};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
-use super::{Enrolled, Fate, Inserted, OTHER_USER, SetAside, StoreError, Trouble, UserStore};
+use super::{Enrolled, Fate, Inserted, OTHER_USER, StoreError, Trouble, UserStore};
 use crate::timestamp::Timestamp;
+use crate::users::quarantine::Quarantined;
 use crate::users::user::{User, UserId};
 
 /// The embedded store.
@@ -25,10 +26,10 @@ const SAME: &str = "SELECT 1 FROM users WHERE id = ?1 AND name = ?2 AND email = 
 
 const GET: &str = "SELECT name, email, created_at FROM users WHERE id = ?1";
 
-const SET_ASIDE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) VALUES (?1, ?2, ?3, ?4) \
+const QUARANTINE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) VALUES (?1, ?2, ?3, ?4) \
      ON CONFLICT (message_id) DO NOTHING";
 
-const LIST_SET_ASIDE: &str = "SELECT message_id, error, body, set_aside_at FROM users_set_aside WHERE message_id > ?1 \
+const LIST_QUARANTINED: &str = "SELECT message_id, error, body, set_aside_at FROM users_set_aside WHERE message_id > ?1 \
      ORDER BY message_id LIMIT ?2";
 
 impl SqliteStore {
@@ -94,11 +95,11 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn set_aside(&self, letters: &[SetAside]) -> Result<(), StoreError> {
+    async fn quarantine(&self, letters: &[Quarantined]) -> Result<(), StoreError> {
         let letters = letters.to_vec();
         self.write(move |connection| {
-            let mut insert = connection.prepare_cached(SET_ASIDE)?;
-            for SetAside { message_id, error, body, at } in &letters {
+            let mut insert = connection.prepare_cached(QUARANTINE)?;
+            for Quarantined { message_id, error, body, at } in &letters {
                 insert.execute(params![message_id, error, body, at.0])?;
             }
             Ok(())
@@ -106,12 +107,12 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn list_set_aside(&self, after: Option<&str>, max: usize) -> Result<Vec<SetAside>, StoreError> {
+    async fn list_quarantined(&self, after: Option<&str>, max: usize) -> Result<Vec<Quarantined>, StoreError> {
         let after = after.unwrap_or_default().to_owned();
         self.read(move |connection| {
-            let mut statement = connection.prepare_cached(LIST_SET_ASIDE)?;
+            let mut statement = connection.prepare_cached(LIST_QUARANTINED)?;
             let rows = statement.query_map(params![after, max], |row| {
-                Ok(SetAside {
+                Ok(Quarantined {
                     message_id: row.get(0)?,
                     error: row.get(1)?,
                     body: row.get(2)?,
@@ -123,7 +124,7 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn remove_set_aside(&self, message_id: &str) -> Result<bool, StoreError> {
+    async fn remove_quarantined(&self, message_id: &str) -> Result<bool, StoreError> {
         let id = message_id.to_owned();
         self.write(move |connection| {
             let removed = connection.execute("DELETE FROM users_set_aside WHERE message_id = ?1", [id])?;
@@ -132,7 +133,7 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn count_set_aside(&self) -> Result<u64, StoreError> {
+    async fn count_quarantined(&self) -> Result<u64, StoreError> {
         self.read(|connection| connection.query_row("SELECT COUNT(*) FROM users_set_aside", [], |row| row.get(0))).await
     }
 
