@@ -14,6 +14,7 @@ pub mod engine;
 pub mod errors;
 pub mod http;
 pub mod relay;
+pub mod relay_dead_letters;
 mod store_pool;
 pub mod telemetry;
 pub mod timestamp;

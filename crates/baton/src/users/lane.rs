@@ -12,7 +12,7 @@ use tracing::info;
 
 use super::api;
 use super::consumer::Consumer;
-use super::dead_letters::DeadLetters;
+use super::dead_letter_consumer::DeadLetterConsumer;
 use super::engine::{Engine, QUEUE};
 use super::intake::Intake;
 use super::store::UserStore;
@@ -64,7 +64,7 @@ impl Lane {
             drain_timeout: self.config.drain_timeout,
             ..PipelineOptions::default()
         };
-        let dead_letters = DeadLetters {
+        let dead_letters = DeadLetterConsumer {
             store: Arc::clone(&self.store),
             queue: Arc::clone(&self.queue),
             batch_size,

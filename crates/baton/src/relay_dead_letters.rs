@@ -1,0 +1,57 @@
+//! The relay lane's part of [`crate::dead_letters`]. A replay reopens the row first and moves the message after:
+//! interrupted in between, the reconciler moves the message, and repeating the command does too.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use pipeline::Queue;
+
+use crate::dead_letters::{DeadLetterError, DeadLetterLane, Entry, Replayed};
+use crate::relay::book::{Book, Updated};
+use crate::relay::message::Envelope;
+use crate::relay::transaction::{Refused, Status, TransactionId};
+use crate::timestamp::Timestamp;
+
+/// The dead letters of transactions.
+pub struct RelayDeadLetters {
+    /// The lane's store and queue.
+    pub book: Arc<Book>,
+}
+
+fn transaction_id(body: &[u8]) -> Option<TransactionId> {
+    Envelope::parse(body).ok().map(|envelope| envelope.transaction_id())
+}
+
+#[async_trait]
+impl DeadLetterLane for RelayDeadLetters {
+    fn subject(&self) -> &'static str {
+        "transaction"
+    }
+
+    fn subject_id(&self, body: &[u8]) -> Option<String> {
+        transaction_id(body).map(|id| id.to_string())
+    }
+
+    fn queue(&self) -> &dyn Queue {
+        &*self.book.queue
+    }
+
+    /// Moves the row back to pending, with all its attempts.
+    async fn reopen(&self, entry: &Entry) -> Result<Replayed, DeadLetterError> {
+        let Some(id) = transaction_id(&entry.body) else {
+            return Ok(Replayed::Refused("its body is not a message about a transaction".to_owned()));
+        };
+        let now = Timestamp::now();
+        let updated = self.book.update(id, |row| row.replay(now, &self.book.clocks)).await;
+        Ok(match updated.map_err(DeadLetterError::store)? {
+            Updated::Missing => Replayed::Refused("there is no such transaction".to_owned()),
+            Updated::Moved(_) => Replayed::Queued,
+            // An earlier replay was interrupted before it moved the message,
+            Updated::Refused(_, row) if row.status == Status::Pending => Replayed::Queued,
+            // or after: over two systems a copy of it stayed.
+            Updated::Refused(_, row) if row.needs_no_message() => Replayed::Leftover,
+            Updated::Refused(Refused::NotPossible(why), _) => Replayed::Refused(why.to_owned()),
+            Updated::Refused(refused, _) => Replayed::Refused(refused.to_string()),
+        })
+    }
+}
