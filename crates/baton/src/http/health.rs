@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(answer.status(), StatusCode::OK);
         let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
         let body: Value = serde_json::from_slice(&body).unwrap();
-        let names: Vec<_> = body["parts"].as_object().unwrap().keys().collect();
+        let names: Vec<_> = body["parts"].as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!((body["status"].as_str(), names), (Some("ok"), vec!["store", "users"]));
     }
 
