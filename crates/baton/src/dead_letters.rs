@@ -23,18 +23,22 @@ pub trait DeadLetterLane: Send + Sync {
     fn queue(&self) -> &dyn Queue;
 
     /// Where the lane keeps dead letters, in the order of a list.
-    fn places(&self) -> &'static [Place] {
-        &[Place::Queue]
+    fn places(&self) -> &'static [DeadLetterPlace] {
+        &[DeadLetterPlace::Queue]
     }
 
     /// Prepares one dead letter for another attempt, before its message moves. Called again if the command is repeated
     /// after an interruption, so it must be safe to repeat.
-    async fn reopen(&self, _entry: &Entry) -> Result<Replayed, DeadLetterError> {
+    async fn reopen(&self, _entry: &DeadLetterEntry) -> Result<Replayed, DeadLetterError> {
         Ok(Replayed::Queued)
     }
 
     /// One page of the quarantine, ordered by message id, after this id.
-    async fn quarantined(&self, _after: Option<&MessageId>, _max: usize) -> Result<Vec<Entry>, DeadLetterError> {
+    async fn quarantined(
+        &self,
+        _after: Option<&MessageId>,
+        _max: usize,
+    ) -> Result<Vec<DeadLetterEntry>, DeadLetterError> {
         Ok(Vec::new())
     }
 
@@ -46,7 +50,7 @@ pub trait DeadLetterLane: Send + Sync {
 
 /// Where a dead letter is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum DeadLetterPlace {
     /// In the lane's dead-letter queue.
     Queue,
     /// In the lane's quarantine.
@@ -55,9 +59,9 @@ pub enum Place {
 
 /// One dead letter of a lane.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct DeadLetterEntry {
     /// Where it is.
-    pub place: Place,
+    pub place: DeadLetterPlace,
     /// The id of its message.
     pub message_id: MessageId,
     /// Why it is a dead letter.
@@ -67,12 +71,12 @@ pub struct Entry {
     /// When it came to this place.
     pub since: SystemTime,
     /// What only the queue knows; `None` in the quarantine.
-    pub delivery: Option<Delivery>,
+    pub delivery: Option<DeliveryHistory>,
 }
 
 /// The history of a message in its queue.
 #[derive(Debug, Clone)]
-pub struct Delivery {
+pub struct DeliveryHistory {
     /// When it was sent.
     pub sent_at: SystemTime,
     /// How many times it was received.
@@ -81,11 +85,11 @@ pub struct Delivery {
     pub attributes: Attributes,
 }
 
-impl From<DeadLetter> for Entry {
+impl From<DeadLetter> for DeadLetterEntry {
     fn from(letter: DeadLetter) -> Self {
         let DeadLetter { id, body, attributes, reason, receives, sent_at, buried_at, .. } = letter;
-        let delivery = Some(Delivery { sent_at, receives, attributes });
-        Self { place: Place::Queue, message_id: id, reason, body, since: buried_at, delivery }
+        let delivery = Some(DeliveryHistory { sent_at, receives, attributes });
+        Self { place: DeadLetterPlace::Queue, message_id: id, reason, body, since: buried_at, delivery }
     }
 }
 
@@ -130,7 +134,7 @@ impl DeadLetterError {
 }
 
 impl Selection {
-    fn includes(&self, lane: &dyn DeadLetterLane, entry: &Entry) -> bool {
+    fn includes(&self, lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) -> bool {
         let by_id = self.ids.is_empty() || {
             let subject = lane.subject_id(&entry.body);
             self.ids.iter().any(|id| *id == entry.message_id.0 || Some(id) == subject.as_ref())
@@ -145,7 +149,7 @@ impl Selection {
 const PAGE: usize = 500;
 
 /// The selected dead letters: those in the queue, oldest first, then those in the quarantine.
-pub async fn select(lane: &dyn DeadLetterLane, selection: &Selection) -> Result<Vec<Entry>, DeadLetterError> {
+pub async fn select(lane: &dyn DeadLetterLane, selection: &Selection) -> Result<Vec<DeadLetterEntry>, DeadLetterError> {
     let mut selected = Vec::new();
     for place in lane.places() {
         let mut seen = HashSet::new();
@@ -179,18 +183,20 @@ pub async fn select(lane: &dyn DeadLetterLane, selection: &Selection) -> Result<
 
 async fn read_page(
     lane: &dyn DeadLetterLane,
-    place: Place,
+    place: DeadLetterPlace,
     after: Option<&MessageId>,
-) -> Result<Vec<Entry>, DeadLetterError> {
+) -> Result<Vec<DeadLetterEntry>, DeadLetterError> {
     match place {
-        Place::Queue => Ok(lane.queue().dead_letters(after, PAGE).await?.into_iter().map(Entry::from).collect()),
-        Place::Quarantine => lane.quarantined(after, PAGE).await,
+        DeadLetterPlace::Queue => {
+            Ok(lane.queue().dead_letters(after, PAGE).await?.into_iter().map(DeadLetterEntry::from).collect())
+        }
+        DeadLetterPlace::Quarantine => lane.quarantined(after, PAGE).await,
     }
 }
 
 /// Replays dead letters; one answer for each, in order. Messages are moved together, since a queue may have to read
 /// through all of its dead letters for each move.
-pub async fn replay(lane: &dyn DeadLetterLane, entries: &[Entry]) -> Result<Vec<Replayed>, DeadLetterError> {
+pub async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry]) -> Result<Vec<Replayed>, DeadLetterError> {
     let mut answers = Vec::with_capacity(entries.len());
     let (mut queued, mut leftover) = (Vec::new(), Vec::new());
     for entry in entries {
@@ -210,11 +216,11 @@ pub async fn replay(lane: &dyn DeadLetterLane, entries: &[Entry]) -> Result<Vec<
 }
 
 /// Drops dead letters for good, without another attempt.
-pub async fn discard(lane: &dyn DeadLetterLane, entries: &[Entry]) -> Result<(), DeadLetterError> {
+pub async fn discard(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry]) -> Result<(), DeadLetterError> {
     discard_all(lane, &entries.iter().collect::<Vec<_>>()).await
 }
 
-async fn discard_all(lane: &dyn DeadLetterLane, entries: &[&Entry]) -> Result<(), DeadLetterError> {
+async fn discard_all(lane: &dyn DeadLetterLane, entries: &[&DeadLetterEntry]) -> Result<(), DeadLetterError> {
     let (in_queue, quarantined) = by_place(entries);
     require_moved(lane.queue().discard(&in_queue).await)?;
     for entry in quarantined {
@@ -224,15 +230,15 @@ async fn discard_all(lane: &dyn DeadLetterLane, entries: &[&Entry]) -> Result<()
 }
 
 /// The ids of those in the queue, and those in the quarantine.
-fn by_place<'e>(entries: &[&'e Entry]) -> (Vec<MessageId>, Vec<&'e Entry>) {
-    let (in_queue, quarantined): (Vec<&Entry>, Vec<&Entry>) =
-        entries.iter().partition(|entry| entry.place == Place::Queue);
+fn by_place<'e>(entries: &[&'e DeadLetterEntry]) -> (Vec<MessageId>, Vec<&'e DeadLetterEntry>) {
+    let (in_queue, quarantined): (Vec<&DeadLetterEntry>, Vec<&DeadLetterEntry>) =
+        entries.iter().partition(|entry| entry.place == DeadLetterPlace::Queue);
     (in_queue.into_iter().map(|entry| entry.message_id.clone()).collect(), quarantined)
 }
 
 /// Sends quarantined messages again. Each leaves the quarantine only after the queue has it: interrupted in between, the
 /// message exists twice, which the consumers tolerate.
-async fn resend(lane: &dyn DeadLetterLane, entries: &[&Entry]) -> Result<(), DeadLetterError> {
+async fn resend(lane: &dyn DeadLetterLane, entries: &[&DeadLetterEntry]) -> Result<(), DeadLetterError> {
     let messages: Vec<_> = entries.iter().map(|entry| Outgoing::new(entry.body.clone())).collect();
     if messages.is_empty() {
         return Ok(());
@@ -270,7 +276,7 @@ mod tests {
     /// A lane whose subject is the body itself, with a quarantine in memory.
     struct TestLane {
         queue: MemoryQueue,
-        quarantine: Mutex<Vec<Entry>>,
+        quarantine: Mutex<Vec<DeadLetterEntry>>,
     }
 
     #[async_trait]
@@ -284,17 +290,21 @@ mod tests {
         fn queue(&self) -> &dyn Queue {
             &self.queue
         }
-        fn places(&self) -> &'static [Place] {
-            &[Place::Queue, Place::Quarantine]
+        fn places(&self) -> &'static [DeadLetterPlace] {
+            &[DeadLetterPlace::Queue, DeadLetterPlace::Quarantine]
         }
-        async fn reopen(&self, entry: &Entry) -> Result<Replayed, DeadLetterError> {
+        async fn reopen(&self, entry: &DeadLetterEntry) -> Result<Replayed, DeadLetterError> {
             Ok(match entry.body.as_slice() {
                 b"refused" => Replayed::Refused("no".to_owned()),
                 b"leftover" => Replayed::Leftover,
                 _ => Replayed::Queued,
             })
         }
-        async fn quarantined(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<Entry>, DeadLetterError> {
+        async fn quarantined(
+            &self,
+            after: Option<&MessageId>,
+            max: usize,
+        ) -> Result<Vec<DeadLetterEntry>, DeadLetterError> {
             let all = self.quarantine.lock().unwrap();
             let later = all.iter().filter(|entry| after.is_none_or(|after| entry.message_id.0 > after.0));
             Ok(later.take(max).cloned().collect())
@@ -312,8 +322,8 @@ mod tests {
         for message in queue.receive(buried.len(), Duration::ZERO).await.unwrap() {
             queue.bury(&[(message.receipt, "Broken Pipe".to_owned())]).await;
         }
-        let entry = |(place, body): (usize, &&str)| Entry {
-            place: Place::Quarantine,
+        let entry = |(place, body): (usize, &&str)| DeadLetterEntry {
+            place: DeadLetterPlace::Quarantine,
             message_id: MessageId(format!("q{place:05}")),
             reason: "never a user".to_owned(),
             body: body.as_bytes().to_vec(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use pipeline::Queue;
 
-use crate::dead_letters::{DeadLetterError, DeadLetterLane, Entry, Replayed};
+use crate::dead_letters::{DeadLetterEntry, DeadLetterError, DeadLetterLane, Replayed};
 use crate::relay::book::{Book, Updated};
 use crate::relay::message::Envelope;
 use crate::relay::transaction::{Refused, Status, TransactionId};
@@ -37,7 +37,7 @@ impl DeadLetterLane for RelayDeadLetters {
     }
 
     /// Moves the row back to pending, with all its attempts.
-    async fn reopen(&self, entry: &Entry) -> Result<Replayed, DeadLetterError> {
+    async fn reopen(&self, entry: &DeadLetterEntry) -> Result<Replayed, DeadLetterError> {
         let Some(id) = transaction_id(&entry.body) else {
             return Ok(Replayed::Refused("its body is not a message about a transaction".to_owned()));
         };

@@ -8,19 +8,19 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::config::Config;
-use crate::dead_letters::{self, DeadLetterLane, Entry, Place, Replayed, Selection};
+use crate::dead_letters::{self, DeadLetterEntry, DeadLetterLane, DeadLetterPlace, Replayed, Selection};
 use crate::relay::lane::Lane as RelayLane;
 use crate::relay_dead_letters::RelayDeadLetters;
 use crate::timestamp::Timestamp;
 use crate::users::dead_letters::UsersDeadLetters;
-use crate::users::lane::Lane as UsersLane;
+use crate::users::lane::UsersLane;
 
 /// Maximum number of dead letters moved at once.
 const CHUNK_MAX: usize = 100;
 
 /// Whose dead letters.
 #[derive(Clone, Copy, ValueEnum)]
-pub enum Lane {
+pub enum LaneName {
     /// Transactions
     Relay,
     /// Users
@@ -94,10 +94,10 @@ impl Which {
 }
 
 /// Runs one command on one lane.
-pub async fn run(config: &Config, lane: Lane, command: DlqCommand) -> anyhow::Result<ExitCode> {
+pub async fn run(config: &Config, lane: LaneName, command: DlqCommand) -> anyhow::Result<ExitCode> {
     let lane: Box<dyn DeadLetterLane> = match lane {
-        Lane::Relay => Box::new(RelayDeadLetters { book: RelayLane::open(config).await?.book }),
-        Lane::Users => {
+        LaneName::Relay => Box::new(RelayDeadLetters { book: RelayLane::open(config).await?.book }),
+        LaneName::Users => {
             let UsersLane { store, queue, .. } = UsersLane::open(config).await?;
             Box::new(UsersDeadLetters { store, queue })
         }
@@ -136,7 +136,7 @@ async fn show(lane: &dyn DeadLetterLane, id: String) -> anyhow::Result<ExitCode>
 }
 
 /// Replays in chunks, with a pause after each if there is a rate.
-async fn replay(lane: &dyn DeadLetterLane, entries: &[Entry], rate: Option<u32>) -> anyhow::Result<ExitCode> {
+async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry], rate: Option<u32>) -> anyhow::Result<ExitCode> {
     let rate = rate.filter(|rate| *rate > 0);
     let (mut queued, mut leftover, mut refused) = (0, 0, 0);
     for chunk in entries.chunks(chunk_size(rate)) {
@@ -163,7 +163,7 @@ async fn replay(lane: &dyn DeadLetterLane, entries: &[Entry], rate: Option<u32>)
     Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn discard(lane: &dyn DeadLetterLane, entries: &[Entry]) -> anyhow::Result<ExitCode> {
+async fn discard(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry]) -> anyhow::Result<ExitCode> {
     let mut done = 0;
     for chunk in entries.chunks(CHUNK_MAX) {
         dead_letters::discard(lane, chunk).await?;
@@ -184,7 +184,7 @@ fn pause(chunk: usize, rate: u32) -> Duration {
     Duration::from_secs(chunk as u64) / rate
 }
 
-fn would(lane: &dyn DeadLetterLane, what: &str, entries: &[Entry]) -> ExitCode {
+fn would(lane: &dyn DeadLetterLane, what: &str, entries: &[DeadLetterEntry]) -> ExitCode {
     for entry in entries {
         println!("would {what} {}", line(lane, entry));
     }
@@ -197,17 +197,17 @@ fn count(entries: usize) -> String {
 }
 
 /// One line of the list. The place is printed only where there is more than one.
-fn line(lane: &dyn DeadLetterLane, entry: &Entry) -> String {
+fn line(lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) -> String {
     let id = lane.subject_id(&entry.body).unwrap_or_else(|| "(unreadable)".to_owned());
     let place = match entry.place {
         _ if lane.places().len() == 1 => "",
-        Place::Queue => "  in the queue",
-        Place::Quarantine => "  in quarantine",
+        DeadLetterPlace::Queue => "  in the queue",
+        DeadLetterPlace::Quarantine => "  in quarantine",
     };
     format!("{}  {} {id}{place}  {}", Timestamp::from(entry.since), lane.subject(), entry.reason)
 }
 
-fn print_whole(lane: &dyn DeadLetterLane, entry: &Entry) {
+fn print_whole(lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) {
     println!("message      {}", entry.message_id);
     if let Some(id) = lane.subject_id(&entry.body) {
         println!("{:<11}  {id}", lane.subject());
@@ -216,7 +216,7 @@ fn print_whole(lane: &dyn DeadLetterLane, entry: &Entry) {
     if let Some(delivery) = &entry.delivery {
         println!("sent         {}", Timestamp::from(delivery.sent_at));
     }
-    let moved = if entry.place == Place::Queue { "buried" } else { "quarantined" };
+    let moved = if entry.place == DeadLetterPlace::Queue { "buried" } else { "quarantined" };
     println!("{moved:<11}  {}", Timestamp::from(entry.since));
     if let Some(delivery) = &entry.delivery {
         println!("receives     {}", delivery.receives);

@@ -45,8 +45,8 @@ enum Command {
     /// Dead letters: list, show, replay or drop them
     Dlq {
         /// Whose dead letters
-        #[arg(long, value_enum, default_value_t = dlq::Lane::Relay, global = true)]
-        lane: dlq::Lane,
+        #[arg(long, value_enum, default_value_t = dlq::LaneName::Relay, global = true)]
+        lane: dlq::LaneName,
         #[command(subcommand)]
         command: dlq::DlqCommand,
     },

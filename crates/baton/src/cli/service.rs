@@ -20,14 +20,14 @@ use crate::{relay, telemetry, users};
 /// The lanes that a service works on.
 pub struct Lanes {
     relay: Option<relay::lane::Lane>,
-    users: Option<users::lane::Lane>,
+    users: Option<users::lane::UsersLane>,
 }
 
 impl Lanes {
     /// Opens what the service needs; nothing runs yet.
     pub async fn open(config: &Config, service: Service) -> anyhow::Result<Self> {
         let relay = if service.has_relay() { Some(relay::lane::Lane::open(config).await?) } else { None };
-        let users = if service.has_users() { Some(users::lane::Lane::open(config).await?) } else { None };
+        let users = if service.has_users() { Some(users::lane::UsersLane::open(config).await?) } else { None };
         Ok(Self { relay, users })
     }
 

@@ -20,7 +20,7 @@ use super::store::sqlite::SqliteStore;
 use super::store::{NewTransaction, TransactionStore};
 use crate::cache::Cache;
 use crate::config::{Config, QueueEngine};
-use crate::engine::open_sqs;
+use crate::queues::open_sqs;
 use crate::timestamp;
 
 /// Store and queue.

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::quarantine::Quarantined;
-use super::store::{Fate, UserStore};
+use super::store::{InsertOutcome, UserStore};
 use super::user::User;
 use crate::dead_letters::{DeadLetterError, require_moved};
 use crate::errors::chain;
@@ -97,10 +97,10 @@ impl DeadLetterConsumer {
             let rows: Vec<_> = batch.iter().map(|(_, user)| user.clone()).collect();
             let inserted = self.store.insert(&rows).await.map_err(DeadLetterError::store)?;
             let before = kept.len();
-            for ((letter, _), fate) in batch.iter().zip(inserted.fates) {
-                match fate {
-                    Fate::Stored => kept.push(letter.id.clone()),
-                    Fate::Refused(reason) => {
+            for ((letter, _), outcome) in batch.iter().zip(inserted.outcomes) {
+                match outcome {
+                    InsertOutcome::Stored => kept.push(letter.id.clone()),
+                    InsertOutcome::Refused(reason) => {
                         hopeless.push(Quarantined::new(letter, format!("refused by the database: {reason}")));
                     }
                 }
@@ -130,7 +130,7 @@ mod tests {
     use pipeline::queue::memory::MemoryQueue;
     use pipeline::{Outgoing, QueueOptions};
 
-    use super::super::store::{Enrolled, Inserted, StoreError, Trouble};
+    use super::super::store::{Enrolled, Inserted, UserStoreError, UserStoreErrorKind};
     use super::super::user::UserId;
     use super::*;
 
@@ -138,31 +138,31 @@ mod tests {
     #[derive(Default)]
     struct Away(AtomicUsize);
 
-    fn away<T>() -> Result<T, StoreError> {
-        Err(StoreError::new(Trouble::Down, "connection refused"))
+    fn away<T>() -> Result<T, UserStoreError> {
+        Err(UserStoreError::new(UserStoreErrorKind::Down, "connection refused"))
     }
 
     #[async_trait]
     impl UserStore for Away {
-        async fn insert(&self, _: &[User]) -> Result<Inserted, StoreError> {
+        async fn insert(&self, _: &[User]) -> Result<Inserted, UserStoreError> {
             away()
         }
-        async fn get(&self, _: UserId) -> Result<Option<Enrolled>, StoreError> {
+        async fn get(&self, _: UserId) -> Result<Option<Enrolled>, UserStoreError> {
             away()
         }
-        async fn quarantine(&self, _: &[Quarantined]) -> Result<(), StoreError> {
+        async fn quarantine(&self, _: &[Quarantined]) -> Result<(), UserStoreError> {
             away()
         }
-        async fn list_quarantined(&self, _: Option<&str>, _: usize) -> Result<Vec<Quarantined>, StoreError> {
+        async fn list_quarantined(&self, _: Option<&str>, _: usize) -> Result<Vec<Quarantined>, UserStoreError> {
             away()
         }
-        async fn remove_quarantined(&self, _: &str) -> Result<bool, StoreError> {
+        async fn remove_quarantined(&self, _: &str) -> Result<bool, UserStoreError> {
             away()
         }
-        async fn count_quarantined(&self) -> Result<u64, StoreError> {
+        async fn count_quarantined(&self) -> Result<u64, UserStoreError> {
             away()
         }
-        async fn ping(&self) -> Result<(), StoreError> {
+        async fn ping(&self) -> Result<(), UserStoreError> {
             self.0.fetch_add(1, Ordering::Relaxed);
             away()
         }

@@ -10,7 +10,7 @@ use pipeline::{MessageId, Queue};
 use super::quarantine::Quarantined;
 use super::store::UserStore;
 use super::user::User;
-use crate::dead_letters::{DeadLetterError, DeadLetterLane, Entry, Place};
+use crate::dead_letters::{DeadLetterEntry, DeadLetterError, DeadLetterLane, DeadLetterPlace};
 
 /// The dead letters of users.
 pub struct UsersDeadLetters {
@@ -34,11 +34,15 @@ impl DeadLetterLane for UsersDeadLetters {
         &*self.queue
     }
 
-    fn places(&self) -> &'static [Place] {
-        &[Place::Queue, Place::Quarantine]
+    fn places(&self) -> &'static [DeadLetterPlace] {
+        &[DeadLetterPlace::Queue, DeadLetterPlace::Quarantine]
     }
 
-    async fn quarantined(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<Entry>, DeadLetterError> {
+    async fn quarantined(
+        &self,
+        after: Option<&MessageId>,
+        max: usize,
+    ) -> Result<Vec<DeadLetterEntry>, DeadLetterError> {
         let page = self.store.list_quarantined(after.map(|id| id.0.as_str()), max).await;
         Ok(page.map_err(DeadLetterError::store)?.into_iter().map(entry).collect())
     }
@@ -48,8 +52,8 @@ impl DeadLetterLane for UsersDeadLetters {
     }
 }
 
-fn entry(Quarantined { message_id, error, body, at }: Quarantined) -> Entry {
+fn entry(Quarantined { message_id, error, body, at }: Quarantined) -> DeadLetterEntry {
     let since = SystemTime::UNIX_EPOCH + Duration::from_millis(at.0.unsigned_abs());
     let message_id = MessageId(message_id);
-    Entry { place: Place::Quarantine, message_id, reason: error, body, since, delivery: None }
+    DeadLetterEntry { place: DeadLetterPlace::Quarantine, message_id, reason: error, body, since, delivery: None }
 }

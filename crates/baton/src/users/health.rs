@@ -32,7 +32,7 @@ impl HealthCheck for UsersHealth {
         let (store_healthy, store) = match asked {
             Ok((Ok(()), Ok(count))) => (true, json!({ "status": "ok", "quarantined": count })),
             Ok((Err(failure), _) | (_, Err(failure))) => {
-                (false, json!({ "status": "unavailable", "trouble": failure.trouble.name() }))
+                (false, json!({ "status": "unavailable", "error": failure.kind.name() }))
             }
             Err(_) => (false, json!({ "status": "unavailable" })),
         };

@@ -8,7 +8,7 @@ use sqlx::{ConnectOptions, PgConnection};
 use tokio::time::{Instant, timeout_at};
 
 use crate::store_pool::{self, PoolError, PoolOptions};
-use crate::users::store::{StoreError, Trouble};
+use crate::users::store::{UserStoreError, UserStoreErrorKind};
 
 /// The server, and the limits of calls to it.
 #[derive(Clone)]
@@ -27,7 +27,7 @@ impl PostgresOptions {
         Self { url: url.into(), connections_max: 4, timeout: Duration::from_secs(10) }
     }
 
-    pub(super) fn parsed(&self) -> Result<PgConnectOptions, StoreError> {
+    pub(super) fn parsed(&self) -> Result<PgConnectOptions, UserStoreError> {
         let options = PgConnectOptions::from_str(&self.url).map_err(store_error)?;
         Ok(options.application_name("baton").disable_statement_logging())
     }
@@ -39,7 +39,7 @@ pub(super) type Lease<'p> = store_pool::Lease<'p, PgConnection>;
 /// Shorter than the idle timeout of the usual proxies and firewalls between us and the server.
 const IDLE_MAX: Duration = Duration::from_secs(240);
 
-pub(super) fn open(options: &PostgresOptions) -> Result<Pool, StoreError> {
+pub(super) fn open(options: &PostgresOptions) -> Result<Pool, UserStoreError> {
     Ok(Pool::new(PoolOptions {
         connect: options.parsed()?,
         setup: setup(options.timeout),
@@ -53,7 +53,7 @@ impl Pool {
     /// Runs `work` on a connection, and once more on a new one if a reused connection turns out to be lost: so `work`
     /// must be safe to repeat. An error of `work` closes the connection; errors that leave it usable are `work`'s own to
     /// handle.
-    pub(super) async fn call<'p, T, F, Fut>(&'p self, work: F) -> Result<T, StoreError>
+    pub(super) async fn call<'p, T, F, Fut>(&'p self, work: F) -> Result<T, UserStoreError>
     where
         F: Fn(Lease<'p>) -> Fut,
         Fut: Future<Output = (Lease<'p>, Result<T, sqlx::Error>)>,
@@ -68,7 +68,9 @@ impl Pool {
                     returned.give_back();
                     return Ok(value);
                 }
-                Err(StoreError { trouble: Trouble::Down, .. }) if reused => lease = returned.reconnect(deadline).await?,
+                Err(failure) if reused && failure.kind == UserStoreErrorKind::Down => {
+                    lease = returned.reconnect(deadline).await?;
+                }
                 Err(failure) => return Err(failure),
             }
         }
@@ -86,11 +88,11 @@ fn setup(timeout: Duration) -> String {
     )
 }
 
-fn late(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError::new(Trouble::Timeout, error)
+fn late(error: impl std::error::Error + Send + Sync + 'static) -> UserStoreError {
+    UserStoreError::new(UserStoreErrorKind::Timeout, error)
 }
 
-impl From<PoolError> for StoreError {
+impl From<PoolError> for UserStoreError {
     fn from(error: PoolError) -> Self {
         match error {
             PoolError::Timeout => late(error),
@@ -100,19 +102,19 @@ impl From<PoolError> for StoreError {
 }
 
 /// The kind of an error, by its SQLSTATE. Without one, the connection failed.
-pub(super) fn store_error(error: sqlx::Error) -> StoreError {
+pub(super) fn store_error(error: sqlx::Error) -> UserStoreError {
     let state = sql_state(&error).unwrap_or_default();
-    let trouble = match state.as_str() {
-        "40001" | "40P01" => Trouble::Deadlock,
-        "25006" => Trouble::ReadOnly,
+    let kind = match state.as_str() {
+        "40001" | "40P01" => UserStoreErrorKind::Deadlock,
+        "25006" => UserStoreErrorKind::ReadOnly,
         // disk_full, and io_error, which a disk quota causes.
-        "53100" | "58030" => Trouble::DiskFull,
-        "55P03" | "57014" | "25P03" => Trouble::Timeout,
-        _ if state.starts_with("08") || state.starts_with("57P") || state.starts_with("53") => Trouble::Down,
-        "" => Trouble::Down,
-        _ => Trouble::Other,
+        "53100" | "58030" => UserStoreErrorKind::DiskFull,
+        "55P03" | "57014" | "25P03" => UserStoreErrorKind::Timeout,
+        _ if state.starts_with("08") || state.starts_with("57P") || state.starts_with("53") => UserStoreErrorKind::Down,
+        "" => UserStoreErrorKind::Down,
+        _ => UserStoreErrorKind::Other,
     };
-    StoreError::new(trouble, error)
+    UserStoreError::new(kind, error)
 }
 
 /// Whether the row is at fault, so that a repeat fails too: a value that does not fit, a broken constraint, an index
