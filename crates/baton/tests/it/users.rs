@@ -104,6 +104,16 @@ async fn an_invalid_message_is_a_dead_letter_and_then_quarantined() {
     .await;
     let (_, list) = fixture.command(&["dlq", "list", "--lane", "users", "--reason", "ANOTHER"]).await;
     assert!(list.contains("in quarantine") && list.contains("1 dead letter"), "{list}");
+    let (_, shown) = fixture.command(&["dlq", "list", "--lane", "users", "--max", "0"]).await;
+    assert!(shown.contains("0 dead letters"), "{shown}");
+    // Replayed, it is handled again: still refused, it returns to the quarantine.
+    let (code, said) = fixture.command(&["dlq", "replay", "--lane", "users", "--all", "--rate", "10"]).await;
+    assert!(code == 0 && said.contains("1 replayed, 0 not"), "{said}");
+    eventually(SOON, "it to be refused again", || async {
+        (fixture.metric(&base, "baton_users_dead_letters_total", "quarantined").await == 2.0).then_some(())
+    })
+    .await;
+    fixture.until_quiet(SOON).await;
     let (code, said) = fixture.command(&["dlq", "drop", "--lane", "users", "--all"]).await;
     assert!(code == 0 && said.contains("1 dropped"), "{said}");
     fixture.until_quiet(SOON).await;
