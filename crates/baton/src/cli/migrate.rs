@@ -9,7 +9,7 @@ use crate::{relay, users};
 pub async fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let relay = relay::engine::RelayEngine::open(config).await?.describe_store();
     println!("{relay} is up to date");
-    let users = users::engine::Engine::open(config).await?.described;
+    let users = users::engine::UsersEngine::open(config).await?.described;
     println!("{users} is up to date");
     Ok(ExitCode::SUCCESS)
 }

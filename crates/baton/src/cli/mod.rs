@@ -4,7 +4,6 @@ mod bench;
 mod config;
 mod dev;
 mod dlq;
-mod dlq_users;
 mod migrate;
 mod service;
 mod tx;
@@ -50,8 +49,8 @@ enum Command {
     /// List, show, replay and drop dead letters
     Dlq {
         /// The lane whose dead letters to work on
-        #[arg(long, value_enum, default_value_t = dlq::Lane::Relay, global = true)]
-        lane: dlq::Lane,
+        #[arg(long, value_enum, default_value_t = dlq::LaneName::Relay, global = true)]
+        lane: dlq::LaneName,
         #[command(subcommand)]
         command: dlq::DlqCommand,
     },
@@ -114,13 +113,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::UsersApi => service::run(Config::from_env(Service::UsersApi)?, Service::UsersApi).await,
         Command::UsersConsumer => service::run(Config::from_env(Service::UsersConsumer)?, Service::UsersConsumer).await,
         Command::Migrate => migrate::run(&Config::from_env(Service::Command)?).await,
-        Command::Dlq { lane, command } => {
-            let config = Config::from_env(Service::Command)?;
-            match lane {
-                dlq::Lane::Relay => dlq::run(&config, command).await,
-                dlq::Lane::Users => dlq_users::run(&config, command).await,
-            }
-        }
+        Command::Dlq { lane, command } => dlq::run(&Config::from_env(Service::Command)?, lane, command).await,
         Command::Bench(command) => bench::run(command).await,
         Command::BenchNothing => bench::serve_nothing(Config::from_env(Service::RelayApi)?).await,
         Command::BenchRelayers(args) => dev::run_relayers(args).await,

@@ -13,21 +13,23 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{Config, Service};
-use crate::http::health::{HealthState, RelayHealth, UsersHealth};
+use crate::http::health::{HealthCheck, HealthState};
 use crate::http::{auth, health, server};
+use crate::relay::health::RelayHealth;
+use crate::users::health::UsersHealth;
 use crate::{relay, telemetry, users};
 
 /// The lanes that a service works on.
 pub struct Lanes {
     relay: Option<relay::lane::RelayLane>,
-    users: Option<users::lane::Lane>,
+    users: Option<users::lane::UsersLane>,
 }
 
 impl Lanes {
     /// Opens the databases and queues of the service's lanes; nothing runs yet.
     pub async fn open(config: &Config, service: Service) -> anyhow::Result<Self> {
         let relay = if service.has_relay() { Some(relay::lane::RelayLane::open(config).await?) } else { None };
-        let users = if service.has_users() { Some(users::lane::Lane::open(config).await?) } else { None };
+        let users = if service.has_users() { Some(users::lane::UsersLane::open(config).await?) } else { None };
         Ok(Self { relay, users })
     }
 
@@ -72,15 +74,16 @@ impl Lanes {
     }
 
     fn health(&self, service: Service, metrics: PrometheusHandle) -> HealthState {
-        let relay = self.relay.as_ref().map(|lane| {
+        let mut lanes: Vec<Arc<dyn HealthCheck>> = Vec::new();
+        if let Some(lane) = &self.relay {
             let (guarded, pool) = (Arc::clone(&lane.guarded), Arc::clone(&lane.pool));
-            RelayHealth { guarded, pool }
-        });
-        let users = self.users.as_ref().map(|lane| {
+            lanes.push(Arc::new(RelayHealth { guarded, pool }));
+        }
+        if let Some(lane) = &self.users {
             let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
-            UsersHealth { store, queue, consumes: service.consumes() }
-        });
-        HealthState { service: service.name(), relay, users, metrics }
+            lanes.push(Arc::new(UsersHealth { store, queue, consumes: service.consumes() }));
+        }
+        HealthState { service: service.name(), lanes, metrics }
     }
 }
 

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::clock::{Clock, ServerClock};
 use crate::config::{Config, QueueEngine};
-use crate::engine::open_sqs;
+use crate::queues::open_sqs;
 use crate::relay::accept::intake::AcceptMode;
 use crate::relay::lane::QUEUE;
 use crate::relay::store::coalescer::{Coalescer, Grouping};

@@ -16,9 +16,9 @@ mod stand;
 mod status;
 mod topology;
 mod users;
-#[path = "../users/stand.rs"]
+#[path = "../users/fixture.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
-mod users_stand;
+mod users_fixture;
 mod users_store;
 #[path = "../scenarios/watch.rs"]
 mod watch;

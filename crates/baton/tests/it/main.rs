@@ -12,7 +12,7 @@ mod stand;
 mod start;
 mod store;
 mod users;
-#[path = "../users/stand.rs"]
+#[path = "../users/fixture.rs"]
 #[expect(dead_code, reason = "the tests on the servers use the rest of it")]
-mod users_stand;
+mod users_fixture;
 mod webhooks;

@@ -20,7 +20,7 @@ use super::table::{Report, Spread, median};
 use super::watched::watch;
 use super::{progress, unless_interrupted};
 use crate::config::{Config, Service as Kind};
-use crate::users::engine::Engine;
+use crate::users::engine::UsersEngine as Engine;
 use crate::users::user::{User, UserId};
 use place::Place;
 

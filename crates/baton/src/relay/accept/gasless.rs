@@ -10,9 +10,9 @@ use tracing::debug;
 
 use crate::clock::Clock;
 use crate::config::ForwarderConfig;
-use crate::http::problem::Problem;
+use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::chain::{Chain, ChainError};
-use crate::relay::request::call::FieldProblem;
+
 use crate::relay::request::forward::{DOMAIN_VERSION, Forward, GaslessRequest, Signer};
 use crate::relay::state::transaction::{Status, TransactionId};
 use crate::relay::store::StoreError;

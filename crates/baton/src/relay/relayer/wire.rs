@@ -5,7 +5,8 @@
 use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value, json};
 
-use crate::relay::request::call::{Call, parse_amount};
+use crate::evm::parse_amount;
+use crate::relay::request::call::Call;
 use crate::relay::state::report::{Report, ReportedStatus};
 use crate::relay::state::transaction::{Progress, RelayerTxId};
 use crate::timestamp::Timestamp;

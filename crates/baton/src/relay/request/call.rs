@@ -3,13 +3,13 @@
 //! Amounts are kept as 256-bit integers and travel as decimal strings; nothing here is ever a float.
 //! Next: [`crate::relay::accept::intake`] stores it.
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 
 use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value};
 
-use crate::evm::ADDRESS_RULE;
-pub use crate::evm::{parse_address, parse_amount};
+use crate::evm::{ADDRESS_RULE, parse_address, parse_amount};
+use crate::http::problem::FieldProblem;
 
 /// The gas price class asked of the relayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,21 +62,6 @@ pub struct DirectRequest {
     pub call: Call,
     /// Whether one automatic replay is wanted if it ends as a dead letter.
     pub retry_on_failure: bool,
-}
-
-/// One thing that is wrong with a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FieldProblem {
-    /// The field's name as the client wrote it.
-    pub field: String,
-    /// The rule it breaks.
-    pub message: String,
-}
-
-impl fmt::Display for FieldProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.message)
-    }
 }
 
 const DIRECT_FIELDS: [&str; 7] = ["to", "data", "value", "gas", "gasLimit", "speed", "retryOnFailure"];

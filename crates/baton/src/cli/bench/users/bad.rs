@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::cli::bench::progress;
 use crate::cli::bench::table::{Report, median};
-use crate::users::store::{Fate, UserStore};
+use crate::users::store::{InsertOutcome, UserStore};
 use crate::users::user::TEXT_CHARS_MAX;
 
 const ROWS: usize = 1000;
@@ -53,7 +53,7 @@ async fn one(store: &dyn UserStore, bad: Option<usize>) -> anyhow::Result<f64> {
     let started = Instant::now();
     let inserted = store.insert(&users).await?;
     let took = started.elapsed();
-    let refused: Vec<_> = (0..ROWS).filter(|place| inserted.fates[*place] != Fate::Stored).collect();
+    let refused: Vec<_> = (0..ROWS).filter(|place| inserted.outcomes[*place] != InsertOutcome::Stored).collect();
     anyhow::ensure!(refused == Vec::from_iter(bad), "refused were {refused:?} instead of {bad:?}");
     Ok(took.as_secs_f64() * 1000.0)
 }

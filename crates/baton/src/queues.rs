@@ -1,4 +1,4 @@
-//! What both lanes may run on and is opened in the same way.
+//! Opening a queue on SQS, which both lanes can run on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use pipeline::{Queue, QueueOptions};
 
 use crate::config::SqsConfig;
 
-/// The longest that SQS keeps a message.
+/// The longest retention that SQS allows.
 const SQS_RETENTION_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// A queue on SQS; `variables` are those that an error names.
+/// Opens a queue on SQS. An error names `variables`, the settings that chose it.
 pub async fn open_sqs(
     sqs: &SqsConfig,
     auto_create: bool,

@@ -1,5 +1,5 @@
-//! A stand for the users lane: an API, consumers, and what they run on: files of their own, or RabbitMQ and PostgreSQL with
-//! a database and queue names of their own.
+//! Runs the users lane for a test: an API, consumers, and what they need: files, or a database and queues of their own on
+//! PostgreSQL and RabbitMQ.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
-/// Long enough for a busy machine; nothing waits for it when all is well.
+/// Deadline of a wait, long enough for a busy machine. A passing test does not wait for it.
 pub const SOON: Duration = Duration::from_secs(60);
-/// The same for thousands of users.
+/// Deadline of a wait for thousands of users.
 pub const LATER: Duration = Duration::from_secs(240);
 pub const API_KEY: &str = "test-key";
 
-/// The servers of a stand.
+/// The servers that a fixture runs on.
 #[derive(Clone)]
 pub struct Servers {
     pub amqp: String,
@@ -28,20 +28,20 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Those that all tests share.
+    /// The servers that all tests share.
     pub fn shared() -> Self {
         Self { amqp: server("BATON_TEST_AMQP_URL"), postgres: server("BATON_TEST_POSTGRES_URL") }
     }
 }
 
-/// How a stand is to be set up.
-pub struct Plan {
+/// Settings of a fixture.
+pub struct UsersSetup {
     servers: Option<Servers>,
     env: BTreeMap<String, String>,
     api_env: BTreeMap<String, String>,
 }
 
-impl Plan {
+impl UsersSetup {
     fn new(servers: Option<Servers>) -> Self {
         let env = [
             ("LOG_LEVEL", "info"),
@@ -55,30 +55,30 @@ impl Plan {
         Self { servers, env, api_env: BTreeMap::new() }
     }
 
-    /// Everything in files.
+    /// Store and queue embedded, in files.
     pub fn embedded() -> Self {
         Self::new(None)
     }
 
-    /// On those servers.
+    /// On these servers.
     pub fn on(servers: Servers) -> Self {
         Self::new(Some(servers))
     }
 
-    /// With another variable.
+    /// Sets a variable for all processes.
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.insert(name.to_owned(), value.into());
         self
     }
 
-    /// With another variable for the API alone.
+    /// Sets a variable for the API only.
     pub fn api_env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.api_env.insert(name.to_owned(), value.into());
         self
     }
 
-    /// Makes the database and starts the API, without a consumer.
-    pub async fn start(self) -> Stand {
+    /// Creates the database and starts the API, without a consumer.
+    pub async fn start(self) -> UsersFixture {
         let directory = tempfile::tempdir().unwrap();
         let name = format!("baton_{}", Uuid::new_v4().simple());
         let mut env = self.env;
@@ -101,7 +101,7 @@ impl Plan {
         let mut api = program.start().unwrap();
         api.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
         let http = harness::http_client();
-        Stand { _directory: directory, env, database, base, api, consumers: Vec::new(), http }
+        UsersFixture { _directory: directory, env, database, base, api, consumers: Vec::new(), http }
     }
 }
 
@@ -110,11 +110,11 @@ pub fn baton(command: &str, env: &BTreeMap<String, String>) -> Program {
     Program::new(PathBuf::from(env!("CARGO_BIN_EXE_baton"))).arg(command).envs(env.clone())
 }
 
-/// What is running.
-pub struct Stand {
+/// The running processes, and how to reach them.
+pub struct UsersFixture {
     _directory: tempfile::TempDir,
     pub env: BTreeMap<String, String>,
-    /// The users' database, reached directly, unless it is a file.
+    /// The URL of the users' database, not through any link; `None` if it is a file.
     pub database: Option<String>,
     pub base: String,
     pub api: Process,
@@ -122,14 +122,14 @@ pub struct Stand {
     pub http: reqwest::Client,
 }
 
-impl Stand {
-    /// One more consumer, ready.
+impl UsersFixture {
+    /// Starts one more consumer and waits until it is ready.
     pub async fn add_consumer(&mut self) {
         let env = self.env.clone();
         self.add_consumer_with(&env).await;
     }
 
-    /// One more consumer with other variables, ready.
+    /// Starts one more consumer with other variables and waits until it is ready.
     pub async fn add_consumer_with(&mut self, env: &BTreeMap<String, String>) {
         let port = free_port();
         let mut consumer = baton("users-consumer", env).env("PORT", port.to_string()).start().unwrap();
@@ -150,7 +150,7 @@ impl Stand {
         answer(request).await
     }
 
-    /// Enrols one user; its id.
+    /// Enrols one user; returns its id.
     pub async fn enrol(&self, number: usize) -> String {
         let (status, body) = self.post(&user(number), None).await;
         assert_eq!(status, 200, "{body}");
@@ -161,7 +161,7 @@ impl Stand {
         answer(self.request(reqwest::Method::GET, &format!("/api/v1/users/{id}"))).await
     }
 
-    /// Waits until that user is enrolled.
+    /// Waits until the user is enrolled; returns it.
     pub async fn until_enrolled(&self, id: &str) -> Value {
         eventually(SOON, format!("user {id} to be enrolled"), || async {
             let (status, body) = self.get(id).await;
@@ -170,13 +170,13 @@ impl Stand {
         .await
     }
 
-    /// What a service says of the lane.
+    /// The lane's part of a service's `/health`.
     pub async fn health(&self, base: &str) -> Value {
         let (_, body) = answer(self.http.get(format!("{base}/health"))).await;
         body["parts"]["users"].clone()
     }
 
-    /// Waits until nothing waits, is in hand, or is dead.
+    /// Waits until the queue is empty: nothing ready, in flight, delayed or dead.
     pub async fn until_quiet(&self, deadline: Duration) {
         eventually(deadline, "the queue to be empty", || async {
             let base = &self.consumers.first().map_or(&self.base, |(_, base)| base).clone();
@@ -186,13 +186,13 @@ impl Stand {
         .await;
     }
 
-    /// A connection to the users' database, once it is there.
+    /// A connection to the users' database; waits until the database answers.
     pub async fn rows(&self) -> PgConnection {
-        let url = self.database.as_ref().expect("the stand is on PostgreSQL");
+        let url = self.database.as_ref().expect("the fixture is on PostgreSQL");
         eventually(SOON, "the database to answer", || async { PgConnection::connect(url).await.ok() }).await
     }
 
-    /// How many rows and how many different ids there are, and how many letters were set aside.
+    /// The numbers of rows, of distinct ids, and of quarantined messages.
     pub async fn count(&self) -> (i64, i64, i64) {
         let mut rows = self.rows().await;
         sqlx::query_as("SELECT COUNT(*), COUNT(DISTINCT id), (SELECT COUNT(*) FROM users_set_aside) FROM users")
@@ -208,7 +208,7 @@ impl Stand {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Runs an operator's command; its exit code and what it said.
+    /// Runs an operator's command; returns its exit code and its output.
     pub async fn command(&self, args: &[&str]) -> (i32, String) {
         let program =
             Program::new(PathBuf::from(env!("CARGO_BIN_EXE_baton"))).args(args.to_vec()).envs(self.env.clone());
@@ -225,7 +225,7 @@ pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-/// A user that can be told from the others.
+/// The request body of a user with a name and an address of its own.
 pub fn user(number: usize) -> Value {
     json!({ "name": format!("User {number}"), "email": format!("user-{number}@example.com") })
 }
