@@ -1,6 +1,5 @@
 //! The command line: one file per command, wiring only.
 
-mod bench;
 mod dev;
 mod dlq;
 mod dlq_users;
@@ -51,15 +50,9 @@ enum Command {
         #[command(subcommand)]
         command: dlq::DlqCommand,
     },
-    /// How fast it is here, beside the raw cost of the same parts
-    #[command(subcommand)]
-    Bench(bench::BenchCommand),
-    /// The benchmark's server that does nothing
+    /// The development relayers alone, for tests that restart them
     #[command(hide = true)]
-    BenchNothing,
-    /// The benchmark's relayers
-    #[command(hide = true)]
-    BenchRelayers(dev::RelayerArgs),
+    DevRelayers(dev::RelayerArgs),
     /// Transactions: look at one, watch it, settle one whose outcome is unknown
     #[command(subcommand)]
     Tx(tx::TxCommand),
@@ -114,16 +107,14 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
                 dlq::Lane::Users => dlq_users::run(&config, command).await,
             }
         }
-        Command::Bench(command) => bench::run(command).await,
-        Command::BenchNothing => bench::serve_nothing(Config::from_env(Service::RelayApi)?).await,
-        Command::BenchRelayers(args) => dev::run_relayers(args).await,
+        Command::DevRelayers(args) => dev::run_relayers(args).await,
         Command::Tx(command) => tx::run(&Config::from_env(Service::Command)?, command).await,
     }
 }
 
 /// A token that is cancelled by the first Ctrl-C or SIGTERM. A second one ends the process at once: what it was doing
 /// is taken over as after any crash.
-fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
+pub fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
     use tokio::signal::unix::{SignalKind, signal};
     let token = CancellationToken::new();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);

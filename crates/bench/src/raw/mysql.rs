@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::probe_span;
-use crate::relay::call::DirectRequest;
+use baton::relay::call::DirectRequest;
 
 /// Rows in one statement, and connections, that are tried.
 const ROWS: [usize; 3] = [100, 250, 1000];
@@ -60,7 +60,7 @@ impl RawInserts {
         let mut first = MySqlConnection::connect(&self.url).await?;
         let empty = "DROP TABLE IF EXISTS raw_transactions; CREATE TABLE raw_transactions LIKE transactions";
         sqlx::raw_sql(empty).execute(&mut first).await.context("cannot make a table like ours")?;
-        let request = DirectRequest::parse(&serde_json::from_str(crate::cli::bench::process::BODY)?);
+        let request = DirectRequest::parse(&serde_json::from_str(crate::process::BODY)?);
         let request = request.map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?.to_json();
         let mut ready = vec![first];
         while ready.len() < connections {

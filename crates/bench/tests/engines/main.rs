@@ -1,6 +1,8 @@
 //! `bench` on the engines beyond one machine, on sizes that say nothing about speed: it runs through, and leaves nothing
 //! on the servers, whether it ends or is interrupted.
 
+#![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
+
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -13,8 +15,8 @@ use sqlx::Connection;
 
 /// The benchmark with all that it needs to find the servers.
 fn bench(data: &tempfile::TempDir, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
-    command.arg("bench").args(args).args(["--seconds", "1", "--rounds", "1", "--concurrency", "8"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bench"));
+    command.args(args).args(["--seconds", "1", "--rounds", "1", "--concurrency", "8"]);
     command.args(["--transactions", "50", "--json", "--data-dir"]).arg(data.path().join("bench"));
     command.env_clear().env("DATABASE_URL", server("BATON_TEST_MYSQL_URL"));
     command.env("REDIS_URL", server("BATON_TEST_REDIS_URL")).env("RABBITMQ_URL", server("BATON_TEST_AMQP_URL"));
@@ -76,8 +78,8 @@ async fn nothing_is_left(name: &str) {
 
 /// The users lane's benchmark, which has settings of its own.
 fn users_bench(data: &tempfile::TempDir, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
-    command.args(["bench", "users", "--rounds", "1", "--json"]).args(args);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bench"));
+    command.args(["users", "--rounds", "1", "--json"]).args(args);
     command.arg("--data-dir").arg(data.path().join("bench")).env_clear();
     command.env("USERS_DATABASE_URL", server("BATON_TEST_POSTGRES_URL"));
     command.env("RABBITMQ_URL", server("BATON_TEST_AMQP_URL"));

@@ -12,10 +12,10 @@ use super::relay::{IDLE_SENT, Relayers, submitted};
 use super::servers::Servers;
 use super::table::{Report, Spread, median};
 use super::{Settings, progress};
-use crate::config::{Config, Service as Kind};
-use crate::relay::engine::Engine;
-use crate::relay::message::Envelope;
-use crate::relay::store::TransactionStore;
+use baton::config::{Config, Service as Kind};
+use baton::relay::engine::Engine;
+use baton::relay::message::Envelope;
+use baton::relay::store::TransactionStore;
 
 /// The share of the slower raw part that an accept must reach, and of the raw queue that a consumer must; in percent.
 const BAR: f64 = 60.0;
@@ -28,7 +28,7 @@ const FULL: f64 = 90.0;
 pub async fn accept(settings: &Settings, servers: &Servers) -> anyhow::Result<Report> {
     let directory = Directory::create(&settings.data_dir, "accept")?;
     let vars = [vars(directory.path(), "http://127.0.0.1:1"), servers.vars_of_a_new_queue()?].concat();
-    let nothing = Service::start(&["bench-nothing"], free_port()?, &vars).await?;
+    let nothing = Service::start_own(&["empty-server"], free_port()?, &vars).await?;
     let api = Service::start(&["relay-api"], free_port()?, &vars).await?;
     let (mut inserts, mut broker) = (servers.raw_inserts(), servers.raw_broker().await?);
 

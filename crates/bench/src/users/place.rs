@@ -10,9 +10,9 @@ use pipeline::queue::rabbitmq::{Delays, Topology};
 use reqwest::Url;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::cli::bench::progress;
-use crate::config::{Config, QueueEngine, Service};
-use crate::users::engine::topology;
+use crate::progress;
+use baton::config::{Config, QueueEngine, Service};
+use baton::users::engine::topology;
 
 /// How long clearing away may take.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);

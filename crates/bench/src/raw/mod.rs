@@ -10,10 +10,10 @@ pub mod sqs;
 use std::time::Duration;
 
 use super::process::BODY;
-use crate::relay::call::DirectRequest;
-use crate::relay::message::Envelope;
-use crate::relay::transaction::{Transaction, TransactionId};
-use crate::timestamp::Timestamp;
+use baton::relay::call::DirectRequest;
+use baton::relay::message::Envelope;
+use baton::relay::transaction::{Transaction, TransactionId};
+use baton::timestamp::Timestamp;
 
 /// A broker without us.
 pub enum Broker {
@@ -64,7 +64,7 @@ impl Broker {
 }
 
 /// A row as an accept makes it.
-pub fn new_row(clocks: &crate::relay::transaction::Clocks) -> anyhow::Result<Transaction> {
+pub fn new_row(clocks: &baton::relay::transaction::Clocks) -> anyhow::Result<Transaction> {
     let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
         .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
     Ok(Transaction::accepted(TransactionId::generate(), &request, "bench".to_owned(), Timestamp::now(), clocks))
@@ -72,7 +72,7 @@ pub fn new_row(clocks: &crate::relay::transaction::Clocks) -> anyhow::Result<Tra
 
 /// A message's body as an accept makes it.
 fn message_body() -> anyhow::Result<Vec<u8>> {
-    let config = crate::config::Config::from_vars(crate::config::Service::Command, |_| None)?;
+    let config = baton::config::Config::from_vars(baton::config::Service::Command, |_| None)?;
     Ok(Envelope::of(&new_row(&config.relay.clocks)?).outgoing().body)
 }
 

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use crate::cli::bench::progress;
-use crate::cli::bench::table::{Report, median};
-use crate::users::store::{Fate, UserStore};
-use crate::users::user::TEXT_CHARS_MAX;
+use crate::progress;
+use crate::table::{Report, median};
+use baton::users::store::{Fate, UserStore};
+use baton::users::user::TEXT_CHARS_MAX;
 
 const ROWS: usize = 1000;
 /// Batches of each kind in a round.

@@ -8,7 +8,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::users::user::User;
+use baton::users::user::User;
 
 /// Rows in a batch, and connections, that are tried.
 const ROWS: [usize; 2] = [1000, 10_000];

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
+use super::product;
+use super::simulated_relayers::{RELAYER_KEY, WEBHOOK_KEY};
+
 /// The key of every benchmark service.
 pub const API_KEY: &str = "bench-key";
-/// What the development relayers ask for.
-pub const RELAYER_KEY: &str = "bench-relayers-need-no-secret-at-all";
-/// What they sign with.
-pub const WEBHOOK_KEY: &str = "bench-webhooks-need-no-secret-at-all";
 
 /// A directory that goes when the benchmark ends.
 pub struct Directory(PathBuf);
@@ -51,7 +50,16 @@ pub struct Service {
 impl Service {
     /// Starts `baton ARGS` with these variables and waits until it answers.
     pub async fn start(args: &[&str], port: u16, vars: &[(&str, String)]) -> anyhow::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        Self::start_program(&product::binary()?, args, port, vars).await
+    }
+
+    /// Starts `bench ARGS`, one of its hidden commands, likewise.
+    pub async fn start_own(args: &[&str], port: u16, vars: &[(&str, String)]) -> anyhow::Result<Self> {
+        Self::start_program(&std::env::current_exe()?, args, port, vars).await
+    }
+
+    async fn start_program(program: &Path, args: &[&str], port: u16, vars: &[(&str, String)]) -> anyhow::Result<Self> {
+        let mut command = Command::new(program);
         command.args(args).env_clear().env("PORT", port.to_string()).env("LOG_LEVEL", "error");
         command.envs(vars.iter().map(|(name, value)| (name, value))).stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.spawn().with_context(|| format!("cannot start baton {}", args.join(" ")))?;

@@ -1,6 +1,5 @@
 //! How many durable 202s a second, beside the two things a 202 is made of: an HTTP answer and a commit.
 
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,20 +15,20 @@ use super::load::{self, Load};
 use super::process::{API_KEY, BODY, Directory, Service, free_port, vars};
 use super::table::{Report, median};
 use super::{Settings, progress};
-use crate::config::{Config, Service as Kind};
-use crate::http::body::RawBody;
-use crate::http::{auth, server};
-use crate::relay::call::DirectRequest;
-use crate::relay::message::Envelope;
-use crate::relay::store::sqlite::SqliteStore;
-use crate::relay::transaction::{Transaction, TransactionId};
-use crate::timestamp::Timestamp;
+use baton::config::{Config, Service as Kind};
+use baton::http::body::RawBody;
+use baton::http::{auth, server};
+use baton::relay::call::DirectRequest;
+use baton::relay::message::Envelope;
+use baton::relay::store::sqlite::SqliteStore;
+use baton::relay::transaction::{Transaction, TransactionId};
+use baton::timestamp::Timestamp;
 
 const PATH: &str = "/api/v1/relay/direct";
 
 /// The same server, with the same layers, key and body, that answers 202 and does nothing.
-pub async fn serve_nothing(config: Config) -> anyhow::Result<ExitCode> {
-    let _metrics = crate::telemetry::start_metrics()?;
+pub async fn serve_nothing(config: Config) -> anyhow::Result<()> {
+    let _metrics = baton::telemetry::start_metrics()?;
     let shutdown = CancellationToken::new();
     let listener = server::bind(config.http.listen).await?;
     let keys = Arc::new(config.http.api_keys.clone());
@@ -39,13 +38,13 @@ pub async fn serve_nothing(config: Config) -> anyhow::Result<ExitCode> {
         Router::new().route(PATH, routing::post(answer)).layer(middleware::from_fn_with_state(keys, auth::require_key));
     let routes = server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout);
     server::serve(listener, routes, shutdown).await;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     let directory = Directory::create(&settings.data_dir, "accept")?;
     let vars = vars(directory.path(), "http://127.0.0.1:1");
-    let nothing = Service::start(&["bench-nothing"], free_port()?, &vars).await?;
+    let nothing = Service::start_own(&["empty-server"], free_port()?, &vars).await?;
     let api = Service::start(&["relay-api"], free_port()?, &vars).await?;
     let raw = RawCommits::open(&Directory::create(directory.path(), "raw")?).await?;
 
@@ -103,7 +102,7 @@ impl RawCommits {
     pub async fn on(database: &Database) -> anyhow::Result<Self> {
         let config = Config::from_vars(Kind::Command, |_| None)?;
         let store = SqliteStore::open(database).await?;
-        let queue = SqliteQueue::open(database, crate::relay::lane::QUEUE, pipeline::QueueOptions::default()).await?;
+        let queue = SqliteQueue::open(database, baton::relay::lane::QUEUE, pipeline::QueueOptions::default()).await?;
         Ok(Self { store, queue, config })
     }
 

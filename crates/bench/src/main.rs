@@ -5,30 +5,42 @@ mod accept;
 mod beyond;
 mod load;
 mod process;
+mod product;
 mod queue;
 mod raw;
 mod relay;
 mod servers;
+mod simulated_relayers;
 mod table;
 mod users;
 mod watched;
-
-pub use accept::serve_nothing;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use baton::config::{Config, Service};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
 use servers::Servers;
 use table::Report;
 use users::UsersBench;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Measures Baton beside the raw cost of the same parts, in the same run on the same machine.
+#[derive(Parser)]
+#[command(name = "bench", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
 /// What to measure.
 #[derive(Subcommand)]
-pub enum BenchCommand {
+enum BenchCommand {
     /// Accepting: durable 202s a second, beside the same server doing nothing and what store and queue do by themselves
     #[command(after_help = ENGINE_HELP)]
     Accept(OnEngine),
@@ -40,6 +52,12 @@ pub enum BenchCommand {
     /// Enrolling: rows a second of one users-consumer with a full queue, beside what database and broker do by themselves
     #[command(after_help = USERS_HELP)]
     Users(UsersBench),
+    /// The server that answers 202 and does nothing
+    #[command(hide = true)]
+    EmptyServer,
+    /// The simulated relayers
+    #[command(hide = true)]
+    Relayers(simulated_relayers::RelayerArgs),
 }
 
 const USERS_HELP: &str = "PostgreSQL and RabbitMQ are found by USERS_DATABASE_URL (its server) and RABBITMQ_URL. A database, \
@@ -114,8 +132,29 @@ impl Settings {
     }
 }
 
-/// Runs one of them.
-pub async fn run(command: BenchCommand) -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main]
+async fn run(command: BenchCommand) -> anyhow::Result<()> {
+    let installed = rustls::crypto::ring::default_provider().install_default();
+    anyhow::ensure!(installed.is_ok(), "another TLS provider is already installed");
+    match command {
+        BenchCommand::EmptyServer => accept::serve_nothing(Config::from_env(Service::RelayApi)?).await,
+        BenchCommand::Relayers(args) => simulated_relayers::serve(args).await,
+        measurement => measure(measurement).await,
+    }
+}
+
+async fn measure(command: BenchCommand) -> anyhow::Result<()> {
+    product::prepare()?;
     let (report, json) = match command {
         BenchCommand::Accept(OnEngine { engine: EngineName::Embedded, settings }) => {
             (accept::run(&settings).await?, settings.json)
@@ -133,9 +172,10 @@ pub async fn run(command: BenchCommand) -> anyhow::Result<ExitCode> {
         }
         BenchCommand::Queue(settings) => (queue::run(&settings).await?, settings.json),
         BenchCommand::Users(bench) => (users::run(&bench).await?, bench.json),
+        BenchCommand::EmptyServer | BenchCommand::Relayers(_) => return Ok(()),
     };
     report.print(json);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Measures on the servers and clears away, whether it worked, failed or was interrupted.
@@ -143,7 +183,7 @@ async fn on_servers(
     engine: EngineName,
     measure: impl AsyncFnOnce(&Servers) -> anyhow::Result<Report>,
 ) -> anyhow::Result<Report> {
-    let interrupted = super::shutdown_on_signal()?;
+    let interrupted = baton::cli::shutdown_on_signal()?;
     let servers = Servers::prepare(engine).await?;
     let measured = unless_interrupted(interrupted, measure(&servers)).await;
     servers.remove().await;

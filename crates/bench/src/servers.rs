@@ -16,7 +16,7 @@ use super::raw::Broker;
 use super::raw::mysql::RawInserts;
 use super::raw::rabbitmq::RawRabbitMq;
 use super::raw::sqs::RawSqs;
-use crate::config::{Config, QueueEngine, Service, SqsConfig};
+use baton::config::{Config, QueueEngine, Service, SqsConfig};
 
 /// How long clearing away may take.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -10,18 +10,16 @@ use serde_json::Value;
 
 use super::accept::RawCommits;
 use super::load;
-use super::process::{API_KEY, BODY, Directory, RELAYER_KEY, Service, free_port, vars};
+use super::process::{API_KEY, BODY, Directory, Service, free_port, vars};
+use super::simulated_relayers::{RELAYER_KEY, RELAYERS, transactions_path};
 use super::table::{Report, median};
 use super::watched::{Middle, watch};
 use super::{Settings, progress};
-use crate::relay::store::TransactionStore;
-use crate::relay::store::sqlite::SqliteStore;
-use crate::relay::transaction::Status;
-use crate::timestamp::Timestamp;
+use baton::relay::store::TransactionStore;
+use baton::relay::store::sqlite::SqliteStore;
+use baton::relay::transaction::Status;
+use baton::timestamp::Timestamp;
 
-const RELAYERS: u16 = 3;
-/// A step that does not come while this runs.
-const NEVER: &str = "3600000";
 /// Transactions sent one by one for the idle delay.
 pub const IDLE_SENT: usize = 100;
 /// The documents' figure, which the bar is fifty times of.
@@ -81,9 +79,8 @@ impl Relayers {
         let port = first_port.to_string();
         let webhook = format!("http://127.0.0.1:{api_port}/api/v1/webhooks/oz-relayer");
         let data = directory.path().join("relayers").display().to_string();
-        let args =
-            ["bench-relayers", "--port", &port, "--webhook-url", &webhook, "--data-dir", &data, "--step-ms", NEVER];
-        let service = Service::start(&args, first_port, &[]).await?;
+        let args = ["relayers", "--port", &port, "--webhook-url", &webhook, "--data-dir", &data];
+        let service = Service::start_own(&args, first_port, &[]).await?;
         let urls = (0..RELAYERS).map(|index| format!("http://127.0.0.1:{}", first_port + index)).collect();
         Ok(Self { service, urls, api_port, first_port })
     }
@@ -108,7 +105,7 @@ async fn raw_posts(port: u16, settings: &Settings) -> anyhow::Result<f64> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let body = BODY.replace("\"gas\":\"60000\"", "\"gas_limit\":60000");
     let headers = format!("authorization: Bearer {RELAYER_KEY}\r\n");
-    let request = load::post(address, "/api/v1/relayers/dev-relayer-1/transactions", &headers, &body);
+    let request = load::post(address, &transactions_path(1), &headers, &body);
     Ok(load::run(address, request, 64, 200, settings.span()).await?.rate())
 }
 
@@ -155,7 +152,7 @@ async fn stored_after(
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     let index = relayers.iter().position(|url| *url == bound.1).context("an unknown relayer")? + 1;
-    let url = format!("{}/api/v1/relayers/dev-relayer-{index}/transactions/{}", bound.1, bound.0);
+    let url = format!("{}{}/{}", bound.1, transactions_path(index), bound.0);
     let record: Value = http.get(url).bearer_auth(RELAYER_KEY).send().await?.json().await?;
     let created = record["data"]["created_at"].as_str().and_then(Timestamp::parse).context("no created_at")?;
     Ok(created.since(sent).as_secs_f64() * 1000.0)

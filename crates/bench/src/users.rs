@@ -19,9 +19,9 @@ use super::raw::rabbitmq::consume_rate;
 use super::table::{Report, Spread, median};
 use super::watched::watch;
 use super::{progress, unless_interrupted};
-use crate::config::{Config, Service as Kind};
-use crate::users::engine::Engine;
-use crate::users::user::{User, UserId};
+use baton::config::{Config, Service as Kind};
+use baton::users::engine::Engine;
+use baton::users::user::{User, UserId};
 use place::Place;
 
 /// The share of the slowest raw part that the consumer must reach, in percent.
@@ -66,7 +66,7 @@ pub enum UsersEngine {
 
 /// Measures, and clears away, whether it worked, failed or was interrupted.
 pub async fn run(bench: &UsersBench) -> anyhow::Result<Report> {
-    let interrupted = super::super::shutdown_on_signal()?;
+    let interrupted = baton::cli::shutdown_on_signal()?;
     let directory = Directory::create(&bench.data_dir, "users")?;
     if bench.engine == UsersEngine::Embedded {
         return unless_interrupted(interrupted, embedded(bench, &directory)).await;
