@@ -1,124 +1,126 @@
-//! `bench accept|relay|queue|users`: how fast it is, beside the raw cost of the same parts in the same run on the same machine.
-//! Figures from two machines, or from two moments of one, do not compare; the ratios do.
+//! `bench accept|relay|queue|users`: measures the product beside the raw cost of the same parts, in one run on one machine.
+//! Absolute figures of two machines, or of two hours on one machine, do not compare; the ratios do.
+//!
+//! One folder per measurement; [`raw`] measures databases and brokers without the product, [`servers`] prepares and
+//! removes what a run needs on them, [`process`] starts the services, [`report`] prints the figures.
 
 mod accept;
-mod beyond;
+mod cpu;
+mod empty_server;
 mod load;
 mod process;
 mod product;
 mod queue;
 mod raw;
 mod relay;
+mod report;
+mod scratch;
 mod servers;
 mod simulated_relayers;
-mod table;
+mod throughput;
+mod transactions;
 mod users;
-mod watched;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton::config::{Config, Service};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tokio_util::sync::CancellationToken;
 
-use servers::Servers;
-use table::Report;
-use users::UsersBench;
+use report::Report;
+use servers::relay::RelayServers;
+use users::UsersArgs;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measures Baton beside the raw cost of the same parts, in the same run on the same machine.
+/// Measures Baton beside the raw cost of the same parts, in one run on one machine.
 #[derive(Parser)]
-#[command(name = "bench", version, about, max_term_width = 100)]
+#[command(name = "bench", version, about, max_term_width = 100, after_help = PRODUCT_HELP)]
 struct Cli {
     #[command(subcommand)]
-    command: BenchCommand,
+    command: Command,
 }
 
-/// What to measure.
 #[derive(Subcommand)]
-enum BenchCommand {
-    /// Accepting: durable 202s a second, beside the same server doing nothing and what store and queue do by themselves
-    #[command(after_help = ENGINE_HELP)]
-    Accept(OnEngine),
-    /// Relaying: submissions a second, beside raw POSTs to the same relayers and the queue by itself; and the idle delay
-    #[command(after_help = ENGINE_HELP)]
-    Relay(OnEngine),
-    /// The embedded queue: the cost of a message at 1,000 and at 1,000,000 queued
-    Queue(Settings),
-    /// Enrolling: rows a second of one users-consumer with a full queue, beside what database and broker do by themselves
-    #[command(after_help = USERS_HELP)]
-    Users(UsersBench),
-    /// The server that answers 202 and does nothing
+enum Command {
+    #[command(flatten)]
+    Measure(Measurement),
+    /// The empty server of `accept`: the product's HTTP layers without work
     #[command(hide = true)]
     EmptyServer,
-    /// The simulated relayers
+    /// The simulated relayers of `relay`
     #[command(hide = true)]
     Relayers(simulated_relayers::RelayerArgs),
 }
 
-const USERS_HELP: &str = "PostgreSQL and RabbitMQ are found by USERS_DATABASE_URL (its server) and RABBITMQ_URL. A database, \
-    exchanges and queues named baton_bench_… are made on them and removed afterwards. `scripts/services start` runs such \
-    servers.";
+#[derive(Subcommand)]
+enum Measurement {
+    /// Durable 202 responses per second, beside an empty server, the database alone and the queue alone
+    #[command(after_help = RELAY_HELP)]
+    Accept(RelayArgs),
+    /// Submissions per second, beside raw POSTs to the same relayers and the queue alone; and the latency when idle
+    #[command(after_help = RELAY_HELP)]
+    Relay(RelayArgs),
+    /// Embedded queue: the cost of a message at 1,000 and at 1,000,000 queued
+    Queue(Settings),
+    /// Rows per second of one users-consumer with a full queue, beside the database alone and the broker alone
+    #[command(after_help = USERS_HELP)]
+    Users(UsersArgs),
+}
 
-const ENGINE_HELP: &str = "The engines beyond one machine are found by the usual variables: DATABASE_URL (its server), \
-    SQS_ENDPOINT_URL with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or RABBITMQ_URL, and REDIS_URL if set. A database and \
-    queues named baton_bench_… are made on them and removed afterwards. `scripts/services start` runs such servers.";
+const PRODUCT_HELP: &str = "Measures the `baton` binary of the same target directory and profile, which `cargo run` \
+    builds first. BATON_BIN names another binary.";
 
-/// What to measure on, and how.
-#[derive(Args, Clone)]
-pub struct OnEngine {
-    /// What the services run on
-    #[arg(long, value_enum, default_value_t = EngineName::Embedded)]
-    engine: EngineName,
+const RELAY_HELP: &str = "The servers of the mysql-* engines come from the product's variables: DATABASE_URL (only its \
+    server is used), SQS_ENDPOINT_URL with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or RABBITMQ_URL; and REDIS_URL if \
+    set. The benchmark creates a database and queues named baton_bench_… on them and removes both afterwards. \
+    `scripts/services start` runs such servers.";
+
+const USERS_HELP: &str = "PostgreSQL and RabbitMQ come from USERS_DATABASE_URL (only its server is used) and \
+    RABBITMQ_URL. The benchmark creates a database, exchanges and queues named baton_bench_… on them and removes all \
+    afterwards. `scripts/services start` runs such servers.";
+
+/// The arguments of `accept` and `relay`.
+#[derive(Args)]
+struct RelayArgs {
+    /// Store and queue that the services use
+    #[arg(long, value_enum, default_value_t = RelayEngineName::Embedded)]
+    engine: RelayEngineName,
     #[command(flatten)]
     settings: Settings,
 }
 
-/// What the services run on.
+/// Store and queue of the relay lane.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineName {
-    /// SQLite, in the data directory
+enum RelayEngineName {
+    /// SQLite in the data directory
     Embedded,
-    /// MySQL or MariaDB, SQS
+    /// MySQL or MariaDB, and SQS
     MysqlSqs,
-    /// MySQL or MariaDB, RabbitMQ
+    /// MySQL or MariaDB, and RabbitMQ
     MysqlRabbitmq,
 }
 
-impl EngineName {
-    /// As on the command line.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Embedded => "embedded",
-            Self::MysqlSqs => "mysql-sqs",
-            Self::MysqlRabbitmq => "mysql-rabbitmq",
-        }
-    }
-}
-
-/// How to measure.
-#[derive(Args, Clone)]
-pub struct Settings {
-    /// Connections, or messages handled at once
+/// Duration and size of the measurements.
+#[derive(Args)]
+struct Settings {
+    /// Concurrent connections or senders
     #[arg(long, value_name = "N", default_value_t = 256)]
     concurrency: usize,
-    /// Seconds for each measurement
+    /// Duration of each measurement, in seconds
     #[arg(long, value_name = "S", default_value_t = 5)]
     seconds: u64,
-    /// Rounds; the median counts
+    /// Number of rounds; figures are medians over them
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// Transactions to relay
+    /// Transactions to relay (`relay` only)
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     transactions: u64,
-    /// Messages in the deep queue
+    /// Messages in the deep queue (`queue` only)
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     depth: usize,
-    /// Where to keep the data meanwhile; on the disk that is to be measured
+    /// Directory for temporary data, on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "./.baton-bench")]
     data_dir: PathBuf,
     /// Print JSON instead of a table
@@ -143,65 +145,48 @@ fn main() -> ExitCode {
 }
 
 #[tokio::main]
-async fn run(command: BenchCommand) -> anyhow::Result<()> {
+async fn run(command: Command) -> anyhow::Result<()> {
     let installed = rustls::crypto::ring::default_provider().install_default();
     anyhow::ensure!(installed.is_ok(), "another TLS provider is already installed");
     match command {
-        BenchCommand::EmptyServer => accept::serve_nothing(Config::from_env(Service::RelayApi)?).await,
-        BenchCommand::Relayers(args) => simulated_relayers::serve(args).await,
-        measurement => measure(measurement).await,
+        Command::Measure(measurement) => measure(measurement).await,
+        Command::EmptyServer => empty_server::serve().await,
+        Command::Relayers(args) => simulated_relayers::serve(args).await,
     }
 }
 
-async fn measure(command: BenchCommand) -> anyhow::Result<()> {
+async fn measure(measurement: Measurement) -> anyhow::Result<()> {
     product::prepare()?;
-    let (report, json) = match command {
-        BenchCommand::Accept(OnEngine { engine: EngineName::Embedded, settings }) => {
-            (accept::run(&settings).await?, settings.json)
+    let (report, json) = match measurement {
+        Measurement::Accept(RelayArgs { engine: RelayEngineName::Embedded, settings }) => {
+            (accept::embedded::run(&settings).await?, settings.json)
         }
-        BenchCommand::Relay(OnEngine { engine: EngineName::Embedded, settings }) => {
-            (relay::run(&settings).await?, settings.json)
+        Measurement::Relay(RelayArgs { engine: RelayEngineName::Embedded, settings }) => {
+            (relay::embedded::run(&settings).await?, settings.json)
         }
-        BenchCommand::Accept(OnEngine { engine, settings }) => {
-            let measure = async |servers: &Servers| beyond::accept(&settings, servers).await;
+        Measurement::Accept(RelayArgs { engine, settings }) => {
+            let measure = async |servers: &RelayServers| accept::servers::run(&settings, servers).await;
             (on_servers(engine, measure).await?, settings.json)
         }
-        BenchCommand::Relay(OnEngine { engine, settings }) => {
-            let measure = async |servers: &Servers| beyond::relay(&settings, servers).await;
+        Measurement::Relay(RelayArgs { engine, settings }) => {
+            let measure = async |servers: &RelayServers| relay::servers::run(&settings, servers).await;
             (on_servers(engine, measure).await?, settings.json)
         }
-        BenchCommand::Queue(settings) => (queue::run(&settings).await?, settings.json),
-        BenchCommand::Users(bench) => (users::run(&bench).await?, bench.json),
-        BenchCommand::EmptyServer | BenchCommand::Relayers(_) => return Ok(()),
+        Measurement::Queue(settings) => (queue::run(&settings).await?, settings.json),
+        Measurement::Users(args) => (users::run(&args).await?, args.json),
     };
     report.print(json);
     Ok(())
 }
 
-/// Measures on the servers and clears away, whether it worked, failed or was interrupted.
+/// Removes what the run created on the servers, also after a failure or an interrupt.
 async fn on_servers(
-    engine: EngineName,
-    measure: impl AsyncFnOnce(&Servers) -> anyhow::Result<Report>,
+    engine: RelayEngineName,
+    measure: impl AsyncFnOnce(&RelayServers) -> anyhow::Result<Report>,
 ) -> anyhow::Result<Report> {
     let interrupted = baton::cli::shutdown_on_signal()?;
-    let servers = Servers::prepare(engine).await?;
-    let measured = unless_interrupted(interrupted, measure(&servers)).await;
+    let servers = RelayServers::prepare(engine).await?;
+    let measured = scratch::unless_interrupted(interrupted, measure(&servers)).await;
     servers.remove().await;
     measured
-}
-
-/// What is dropped half-way ends its services.
-async fn unless_interrupted(
-    interrupted: CancellationToken,
-    measure: impl Future<Output = anyhow::Result<Report>>,
-) -> anyhow::Result<Report> {
-    tokio::select! {
-        measured = measure => measured,
-        () = interrupted.cancelled() => Err(anyhow::anyhow!("interrupted")),
-    }
-}
-
-/// Says on the error stream what is being done, so that the output stays clean.
-fn progress(text: impl std::fmt::Display) {
-    eprintln!("… {text}");
 }

@@ -1,6 +1,5 @@
-//! The servers without the product: what the same database and the same broker do for a program that does nothing else.
-//! Each measurement first looks for what suits the server best, how much at once and over how many connections, so
-//! that the product is compared with the best that can be had and not with a straw man.
+//! Databases and brokers without the product. Each measurement first searches for the batch size and the number of
+//! connections that suit the server best, so that the product is compared with the best possible rate.
 
 pub mod mysql;
 pub mod postgres;
@@ -9,20 +8,16 @@ pub mod sqs;
 
 use std::time::Duration;
 
-use super::process::BODY;
-use baton::relay::call::DirectRequest;
-use baton::relay::message::Envelope;
-use baton::relay::transaction::{Transaction, TransactionId};
-use baton::timestamp::Timestamp;
+use tokio::task::JoinSet;
 
-/// A broker without us.
-pub enum Broker {
+/// A broker without the product.
+pub enum RawBroker {
     Sqs(sqs::RawSqs),
     RabbitMq(rabbitmq::RawRabbitMq),
 }
 
-impl Broker {
-    /// Messages a second into a queue.
+impl RawBroker {
+    /// Durable messages per second into a queue.
     pub async fn publish_rate(&mut self, span: Duration) -> anyhow::Result<f64> {
         match self {
             Self::Sqs(sqs) => sqs.publish_rate(span).await,
@@ -30,7 +25,7 @@ impl Broker {
         }
     }
 
-    /// Messages a second out of a queue, for good.
+    /// Messages per second received and removed, from a queue of `count` messages.
     pub async fn drain_rate(&mut self, count: u64) -> anyhow::Result<f64> {
         match self {
             Self::Sqs(sqs) => sqs.drain_rate(count).await,
@@ -38,23 +33,23 @@ impl Broker {
         }
     }
 
-    /// In which way the publishing was fastest.
-    pub fn published_how(&self) -> String {
+    /// The fastest way to publish, for a note.
+    pub fn fastest_publish(&self) -> String {
         match self {
-            Self::Sqs(sqs) => format!("SendMessageBatch of 10, {} in flight", sqs.in_flight()),
-            Self::RabbitMq(rabbitmq) => format!("confirmed, {} connections, 1000 open each", rabbitmq.connections()),
+            Self::Sqs(sqs) => sqs.fastest_publish(),
+            Self::RabbitMq(rabbitmq) => rabbitmq.fastest_publish(),
         }
     }
 
-    /// What is done to take a message out for good.
-    pub fn drained_how(&self) -> &'static str {
+    /// The way [`RawBroker::drain_rate`] is measured, for a note.
+    pub fn drain_method(&self) -> &'static str {
         match self {
-            Self::Sqs(_) => "receive and delete, 10 at a time, the best of 4, 8, 16 in flight",
-            Self::RabbitMq(_) => "consume and acknowledge, 250 at a time, the best of 1 and 2 connections",
+            Self::Sqs(_) => sqs::DRAIN_METHOD,
+            Self::RabbitMq(_) => rabbitmq::CONSUME_METHOD,
         }
     }
 
-    /// For the table.
+    /// The name of the figure that [`RawBroker::drain_rate`] measures.
     pub fn drain_name(&self) -> &'static str {
         match self {
             Self::Sqs(_) => "raw receive + delete",
@@ -63,20 +58,39 @@ impl Broker {
     }
 }
 
-/// A row as an accept makes it.
-pub fn new_row(clocks: &baton::relay::transaction::Clocks) -> anyhow::Result<Transaction> {
-    let request = DirectRequest::parse(&serde_json::from_str(BODY)?)
-        .map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?;
-    Ok(Transaction::accepted(TransactionId::generate(), &request, "bench".to_owned(), Timestamp::now(), clocks))
+/// Measures every candidate; returns the one with the highest rate, and that rate.
+async fn fastest<C: Copy>(
+    candidates: impl IntoIterator<Item = C>,
+    mut rate: impl AsyncFnMut(C) -> anyhow::Result<f64>,
+) -> anyhow::Result<(C, f64)> {
+    let mut best: Option<(C, f64)> = None;
+    for candidate in candidates {
+        let measured = rate(candidate).await?;
+        if best.is_none_or(|(_, fastest)| measured > fastest) {
+            best = Some((candidate, measured));
+        }
+    }
+    best.ok_or_else(|| anyhow::anyhow!("there is no candidate to measure"))
 }
 
-/// A message's body as an accept makes it.
-fn message_body() -> anyhow::Result<Vec<u8>> {
-    let config = baton::config::Config::from_vars(baton::config::Service::Command, |_| None)?;
-    Ok(Envelope::of(&new_row(&config.relay.clocks)?).outgoing().body)
+/// Every pair of a batch size and a number of connections.
+fn pairs<const N: usize, const M: usize>(
+    batches: [usize; N],
+    connections: [usize; M],
+) -> impl Iterator<Item = (usize, usize)> {
+    batches.into_iter().flat_map(move |batch| connections.map(|connections| (batch, connections)))
 }
 
-/// How long one look at a way takes before the best is measured.
-fn probe_span(span: Duration) -> Duration {
+/// Duration of the measurement of one candidate, given that of the final one.
+fn candidate_span(span: Duration) -> Duration {
     (span / 4).max(Duration::from_millis(250))
+}
+
+/// Waits for all tasks and adds up their counts.
+async fn join_sum(mut tasks: JoinSet<anyhow::Result<u64>>) -> anyhow::Result<u64> {
+    let mut total = 0;
+    while let Some(done) = tasks.join_next().await {
+        total += done??;
+    }
+    Ok(total)
 }

@@ -1,4 +1,4 @@
-//! Raw multi-row inserts: into a table like ours, of rows like ours, each statement its own durable commit.
+//! Raw multi-row inserts into a copy of the `transactions` table; each statement is a durable commit.
 
 use std::time::{Duration, Instant};
 
@@ -8,74 +8,59 @@ use time::{OffsetDateTime, PrimitiveDateTime};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::probe_span;
-use baton::relay::call::DirectRequest;
+use super::{candidate_span, fastest, join_sum, pairs};
+use crate::transactions::request_column;
 
-/// Rows in one statement, and connections, that are tried.
+/// Candidates: rows in a statement, and connections.
 const ROWS: [usize; 3] = [100, 250, 1000];
 const CONNECTIONS: [usize; 3] = [1, 2, 4];
 
-/// See the top of this file.
 pub struct RawInserts {
     url: String,
-    best: Option<(usize, usize)>,
+    /// Rows in a statement and connections, after the first measurement.
+    fastest: Option<(usize, usize)>,
 }
 
 impl RawInserts {
-    /// Into this database, which has our schema.
+    /// The database needs the product's schema.
     pub fn new(url: &str) -> Self {
-        Self { url: url.to_owned(), best: None }
+        Self { url: url.to_owned(), fastest: None }
     }
 
-    /// Rows a second in the best way.
+    /// Rows per second with the fastest candidate.
     pub async fn rate(&mut self, span: Duration) -> anyhow::Result<f64> {
-        let (rows, connections) = match self.best {
-            Some(best) => best,
-            None => self.look(probe_span(span)).await?,
+        let candidate = match self.fastest {
+            Some(known) => known,
+            None => {
+                let span = candidate_span(span);
+                let measured = fastest(pairs(ROWS, CONNECTIONS), async |pair| self.measure(pair, span).await).await?;
+                *self.fastest.insert(measured.0)
+            }
         };
-        self.measure(rows, connections, span).await
+        self.measure(candidate, span).await
     }
 
-    /// Which way it was.
-    pub fn how(&self) -> String {
-        let (rows, connections) = self.best.unwrap_or_default();
+    /// The fastest candidate, for a note.
+    pub fn fastest(&self) -> String {
+        let (rows, connections) = self.fastest.unwrap_or_default();
         format!("{rows} rows in a statement, {connections} connections")
     }
 
-    async fn look(&mut self, span: Duration) -> anyhow::Result<(usize, usize)> {
-        let mut best = (0.0, (ROWS[0], CONNECTIONS[0]));
-        for rows in ROWS {
-            for connections in CONNECTIONS {
-                let rate = self.measure(rows, connections, span).await?;
-                if rate > best.0 {
-                    best = (rate, (rows, connections));
-                }
-            }
-        }
-        self.best = Some(best.1);
-        Ok(best.1)
-    }
-
-    async fn measure(&self, rows: usize, connections: usize, span: Duration) -> anyhow::Result<f64> {
+    async fn measure(&self, (rows, connections): (usize, usize), span: Duration) -> anyhow::Result<f64> {
         let mut first = MySqlConnection::connect(&self.url).await?;
-        let empty = "DROP TABLE IF EXISTS raw_transactions; CREATE TABLE raw_transactions LIKE transactions";
-        sqlx::raw_sql(empty).execute(&mut first).await.context("cannot make a table like ours")?;
-        let request = DirectRequest::parse(&serde_json::from_str(crate::process::BODY)?);
-        let request = request.map_err(|_| anyhow::anyhow!("the benchmark's body is not valid"))?.to_json();
-        let mut ready = vec![first];
-        while ready.len() < connections {
-            ready.push(MySqlConnection::connect(&self.url).await?);
+        let create = "DROP TABLE IF EXISTS raw_transactions; CREATE TABLE raw_transactions LIKE transactions";
+        sqlx::raw_sql(create).execute(&mut first).await.context("cannot copy the table `transactions`")?;
+        let request = request_column()?;
+        let mut open = vec![first];
+        while open.len() < connections {
+            open.push(MySqlConnection::connect(&self.url).await?);
         }
         let started = Instant::now();
         let mut tasks = JoinSet::new();
-        for connection in ready {
+        for connection in open {
             tasks.spawn(insert(connection, request.clone(), rows, started + span));
         }
-        let mut total = 0;
-        while let Some(done) = tasks.join_next().await {
-            total += done??;
-        }
-        Ok(total as f64 / started.elapsed().as_secs_f64())
+        Ok(join_sum(tasks).await? as f64 / started.elapsed().as_secs_f64())
     }
 }
 

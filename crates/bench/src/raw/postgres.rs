@@ -1,20 +1,22 @@
-//! Raw PostgreSQL: rows like ours into a table like ours, by binary COPY and by multi-row insert, each batch its own
-//! durable commit. Neither tolerates a row that is there already.
+//! Raw PostgreSQL: rows into a copy of the `users` table, by binary COPY and by multi-row insert; each batch is a durable
+//! commit. Neither tolerates a row that exists.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use baton::users::user::User;
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use baton::users::user::User;
+use super::{fastest, join_sum, pairs};
 
-/// Rows in a batch, and connections, that are tried.
+/// Candidates: rows in a batch, and connections.
 const ROWS: [usize; 2] = [1000, 10_000];
 const CONNECTIONS: [usize; 2] = [1, 2];
-/// Rows of a look at one way before the best is measured.
-const LOOKED_AT_MAX: usize = 20_000;
+/// Rows for the measurement of one candidate.
+const CANDIDATE_ROWS_MAX: usize = 20_000;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS raw_users (LIKE users INCLUDING ALL); TRUNCATE raw_users";
 const COPY: &str = "COPY raw_users (id, name, email) FROM STDIN (FORMAT binary)";
@@ -23,84 +25,77 @@ const INSERT: &str = "INSERT INTO raw_users (id, name, email) SELECT id, name, e
 
 /// How a batch is written.
 #[derive(Clone, Copy)]
-pub enum How {
+pub enum WriteMethod {
     Copy,
     Insert,
 }
 
-/// See the top of this file.
 pub struct RawWrites {
     url: String,
-    how: How,
-    best: Option<(usize, usize)>,
+    method: WriteMethod,
+    /// Rows in a batch and connections, after the first measurement.
+    fastest: Option<(usize, usize)>,
 }
 
 impl RawWrites {
-    /// Into this database, which has our schema.
-    pub fn new(url: &str, how: How) -> Self {
-        Self { url: url.to_owned(), how, best: None }
+    /// The database needs the product's schema.
+    pub fn new(url: &str, method: WriteMethod) -> Self {
+        Self { url: url.to_owned(), method, fastest: None }
     }
 
-    /// Which way was best.
-    pub fn how(&self) -> String {
-        let (rows, connections) = self.best.unwrap_or_default();
+    /// The fastest candidate, for a note.
+    pub fn fastest(&self) -> String {
+        let (rows, connections) = self.fastest.unwrap_or_default();
         format!("{rows} rows in a commit, {connections} connections")
     }
 
-    /// Rows a second in the best way.
+    /// Rows per second with the fastest candidate.
     pub async fn rate(&mut self, users: &Arc<[User]>) -> anyhow::Result<f64> {
-        let (rows, connections) = match self.best {
-            Some(best) => best,
+        let candidate = match self.fastest {
+            Some(known) => known,
             None => {
-                let few: Arc<[User]> = users.iter().take(LOOKED_AT_MAX).cloned().collect();
-                let mut best = (0.0, (ROWS[0], CONNECTIONS[0]));
-                for way in ROWS.into_iter().flat_map(|rows| CONNECTIONS.map(|connections| (rows, connections))) {
-                    let rate = self.measure(&few, way.0, way.1).await?;
-                    if rate > best.0 {
-                        best = (rate, way);
-                    }
-                }
-                *self.best.insert(best.1)
+                let sample: Arc<[User]> = users.iter().take(CANDIDATE_ROWS_MAX).cloned().collect();
+                let rate = async |pair| self.measure(&sample, pair).await;
+                let measured = fastest(pairs(ROWS, CONNECTIONS), rate).await?;
+                *self.fastest.insert(measured.0)
             }
         };
-        self.measure(users, rows, connections).await
+        self.measure(users, candidate).await
     }
 
-    async fn measure(&self, users: &Arc<[User]>, rows: usize, connections: usize) -> anyhow::Result<f64> {
-        let mut ready = Vec::new();
+    async fn measure(&self, users: &Arc<[User]>, (rows, connections): (usize, usize)) -> anyhow::Result<f64> {
+        let mut open = Vec::new();
         for _ in 0..connections {
-            ready.push(PgConnection::connect(&self.url).await?);
+            open.push(PgConnection::connect(&self.url).await?);
         }
-        sqlx::raw_sql(TABLE).execute(&mut ready[0]).await?;
+        sqlx::raw_sql(TABLE).execute(&mut open[0]).await?;
         let share = users.len().div_ceil(connections).max(1);
         let started = Instant::now();
         let mut tasks = JoinSet::new();
-        for (number, connection) in ready.into_iter().enumerate() {
+        for (number, connection) in open.into_iter().enumerate() {
             let part = (share * number).min(users.len())..(share * (number + 1)).min(users.len());
-            tasks.spawn(write(connection, Arc::clone(users), part, rows, self.how));
+            tasks.spawn(write(connection, Arc::clone(users), part, rows, self.method));
         }
-        while let Some(done) = tasks.join_next().await {
-            done??;
-        }
-        Ok(users.len() as f64 / started.elapsed().as_secs_f64())
+        Ok(join_sum(tasks).await? as f64 / started.elapsed().as_secs_f64())
     }
 }
 
 async fn write(
     mut connection: PgConnection,
     users: Arc<[User]>,
-    part: std::ops::Range<usize>,
+    part: Range<usize>,
     rows: usize,
-    how: How,
-) -> anyhow::Result<()> {
+    method: WriteMethod,
+) -> anyhow::Result<u64> {
+    let total = part.len() as u64;
     for batch in users[part].chunks(rows) {
-        match how {
-            How::Copy => {
+        match method {
+            WriteMethod::Copy => {
                 let mut copy = connection.copy_in_raw(COPY).await?;
                 copy.send(binary(batch)).await?;
                 copy.finish().await?;
             }
-            How::Insert => {
+            WriteMethod::Insert => {
                 let ids: Vec<Uuid> = batch.iter().map(|user| user.id.0).collect();
                 let names: Vec<&str> = batch.iter().map(|user| user.name.as_str()).collect();
                 let emails: Vec<&str> = batch.iter().map(|user| user.email.as_str()).collect();
@@ -108,13 +103,14 @@ async fn write(
             }
         }
     }
-    Ok(connection.close().await?)
+    connection.close().await?;
+    Ok(total)
 }
 
-/// The rows as COPY wants them: a head, for each row its fields with their lengths, and an end.
+/// The rows in COPY's binary format: header, for each row its fields with their lengths, trailer.
 fn binary(batch: &[User]) -> Vec<u8> {
     const COLUMNS: i16 = 3;
-    const END: i16 = -1;
+    const TRAILER: i16 = -1;
     let mut bytes = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0".to_vec();
     for User { id, name, email } in batch {
         bytes.extend_from_slice(&COLUMNS.to_be_bytes());
@@ -123,6 +119,6 @@ fn binary(batch: &[User]) -> Vec<u8> {
             bytes.extend_from_slice(field);
         }
     }
-    bytes.extend_from_slice(&END.to_be_bytes());
+    bytes.extend_from_slice(&TRAILER.to_be_bytes());
     bytes
 }

@@ -1,5 +1,5 @@
-//! Raw RabbitMQ: persistent messages into a quorum queue with many confirms open, and out of it with acknowledgements
-//! for many at once.
+//! Raw RabbitMQ: persistent messages into a quorum queue with many outstanding confirms, and out of it with
+//! acknowledgements for many deliveries each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,110 +14,102 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 use tokio::task::JoinSet;
 
-use super::{message_body, probe_span};
+use super::{candidate_span, fastest, join_sum};
+use crate::transactions::message_body;
 
-/// Connections that are tried.
+/// Candidates: connections that consume.
+pub const CONSUMERS: [usize; 2] = [1, 2];
+/// The way [`consume_rate`] consumes, for a note.
+pub const CONSUME_METHOD: &str = "prefetch 1000, one acknowledgement for 250, the best of 1 and 2 connections";
+/// Candidates: connections that publish.
 const PUBLISHERS: [usize; 3] = [1, 2, 4];
-const CONSUMERS: [usize; 2] = [1, 2];
-/// Confirms open on each.
-const OPEN_MAX: usize = 1000;
-/// Deliveries that one acknowledgement is for.
-const ACK_EVERY: u64 = 250;
-/// A persistent message.
+/// Outstanding confirms on each connection.
+const UNCONFIRMED_MAX: usize = 1000;
+/// Deliveries that a consumer holds unacknowledged.
+const PREFETCH: u16 = 1000;
+/// Deliveries that one acknowledgement covers.
+const ACKNOWLEDGE_EVERY: u64 = 250;
+/// AMQP's delivery mode of a persistent message.
 const PERSISTENT: u8 = 2;
-/// No message for so long: there are no more.
-const DRY_AFTER: Duration = Duration::from_secs(2);
+/// A queue without a delivery for this long is empty.
+const EMPTY_AFTER: Duration = Duration::from_secs(2);
 
-/// See the top of this file.
 pub struct RawRabbitMq {
     url: String,
     queue: String,
-    best: Option<usize>,
+    /// Publishing connections, after the first measurement.
+    fastest: Option<usize>,
 }
 
-/// The raw queue of a benchmark of that name.
-pub fn queue(name: &str) -> String {
-    format!("{name}-raw")
+/// The queue of this measurement in a run of that name.
+pub fn queue_name(run: &str) -> String {
+    format!("{run}-raw")
 }
 
 /// When to stop publishing.
 #[derive(Clone, Copy)]
-enum Until {
+enum PublishUntil {
     Time(Instant),
     Count(u64),
 }
 
 impl RawRabbitMq {
-    /// On this broker, with a queue of this name.
-    pub fn new(url: &str, name: &str) -> Self {
-        Self { url: url.to_owned(), queue: queue(name), best: None }
+    pub fn new(url: &str, run: &str) -> Self {
+        Self { url: url.to_owned(), queue: queue_name(run), fastest: None }
     }
 
-    /// How many connections were best.
-    pub fn connections(&self) -> usize {
-        self.best.unwrap_or_default()
+    /// The fastest candidate, for a note.
+    pub fn fastest_publish(&self) -> String {
+        let connections = self.fastest.unwrap_or_default();
+        format!("confirmed, {connections} connections with {UNCONFIRMED_MAX} outstanding confirms each")
     }
 
-    /// Messages confirmed a second.
+    /// Messages confirmed per second with the fastest candidate.
     pub async fn publish_rate(&mut self, span: Duration) -> anyhow::Result<f64> {
-        let connections = match self.best {
-            Some(best) => best,
+        let connections = match self.fastest {
+            Some(known) => known,
             None => {
-                let mut best = (0.0, PUBLISHERS[0]);
-                for connections in PUBLISHERS {
-                    let rate = self.publish(connections, probe_span(span)).await?;
-                    if rate > best.0 {
-                        best = (rate, connections);
-                    }
-                }
-                *self.best.insert(best.1)
+                let rate = async |connections| self.publish(connections, candidate_span(span)).await;
+                let measured = fastest(PUBLISHERS, rate).await?;
+                *self.fastest.insert(measured.0)
             }
         };
         self.publish(connections, span).await
     }
 
-    /// Messages consumed and acknowledged a second.
+    /// Messages consumed and acknowledged per second with the fastest candidate.
     pub async fn drain_rate(&mut self, count: u64) -> anyhow::Result<f64> {
-        let mut best = 0.0_f64;
-        for connections in CONSUMERS {
-            let (connection, channel) = self.open().await?;
-            publish(channel.clone(), self.queue.clone(), Until::Count(count)).await?;
-            best = best.max(consume_rate(&self.url, &self.queue, count, connections).await?);
-            self.close(connection, channel).await?;
-        }
-        Ok(best)
+        let rate = async |connections| {
+            let (connection, channel) = self.create_queue().await?;
+            publish(channel.clone(), self.queue.clone(), PublishUntil::Count(count)).await?;
+            let rate = consume_rate(&self.url, &self.queue, count, connections).await?;
+            self.delete_queue(connection, channel).await?;
+            Ok(rate)
+        };
+        Ok(fastest(CONSUMERS, rate).await?.1)
     }
 
     async fn publish(&self, connections: usize, span: Duration) -> anyhow::Result<f64> {
-        let (connection, channel) = self.open().await?;
+        let (connection, channel) = self.create_queue().await?;
         let mut publishers = Vec::new();
         for _ in 0..connections {
-            publishers.push(self.connect().await?);
+            publishers.push(connect(&self.url).await?);
         }
         let started = Instant::now();
         let mut tasks = JoinSet::new();
         for (_, channel) in &publishers {
-            tasks.spawn(publish(channel.clone(), self.queue.clone(), Until::Time(started + span)));
+            tasks.spawn(publish(channel.clone(), self.queue.clone(), PublishUntil::Time(started + span)));
         }
-        let mut total = 0;
-        while let Some(done) = tasks.join_next().await {
-            total += done??;
-        }
-        let rate = total as f64 / started.elapsed().as_secs_f64();
-        self.close(connection, channel).await?;
+        let rate = join_sum(tasks).await? as f64 / started.elapsed().as_secs_f64();
+        self.delete_queue(connection, channel).await?;
         for (connection, _) in publishers {
             connection.close(200, "done".into()).await?;
         }
         Ok(rate)
     }
 
-    async fn connect(&self) -> anyhow::Result<(Connection, Channel)> {
-        connect(&self.url).await
-    }
-
-    /// A connection and an empty queue.
-    async fn open(&self) -> anyhow::Result<(Connection, Channel)> {
-        let (connection, channel) = self.connect().await?;
+    async fn create_queue(&self) -> anyhow::Result<(Connection, Channel)> {
+        let (connection, channel) = connect(&self.url).await?;
         let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
@@ -125,31 +117,40 @@ impl RawRabbitMq {
         Ok((connection, channel))
     }
 
-    async fn close(&self, connection: Connection, channel: Channel) -> anyhow::Result<()> {
+    async fn delete_queue(&self, connection: Connection, channel: Channel) -> anyhow::Result<()> {
         channel.queue_delete(self.queue.as_str().into(), QueueDeleteOptions::default()).await?;
         Ok(connection.close(200, "done".into()).await?)
     }
 }
 
-async fn publish(channel: Channel, queue: String, until: Until) -> anyhow::Result<u64> {
+/// A connection and a channel in confirm mode.
+async fn connect(url: &str) -> anyhow::Result<(Connection, Channel)> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    Ok((connection, channel))
+}
+
+/// Returns the number of confirmed messages.
+async fn publish(channel: Channel, queue: String, until: PublishUntil) -> anyhow::Result<u64> {
     let body = Arc::new(message_body()?);
     let properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     let (mut sent, mut confirmed) = (0_u64, 0_u64);
-    let mut open = FuturesUnordered::new();
+    let mut unconfirmed = FuturesUnordered::new();
     loop {
         let more = match until {
-            Until::Time(at) => Instant::now() < at,
-            Until::Count(count) => sent < count,
+            PublishUntil::Time(at) => Instant::now() < at,
+            PublishUntil::Count(count) => sent < count,
         };
-        if more && open.len() < OPEN_MAX {
+        if more && unconfirmed.len() < UNCONFIRMED_MAX {
             let options = BasicPublishOptions::default();
             let publish =
                 channel.basic_publish("".into(), queue.as_str().into(), options, &body, properties.clone()).await?;
-            open.push(publish);
+            unconfirmed.push(publish);
             sent += 1;
             continue;
         }
-        match open.next().await {
+        match unconfirmed.next().await {
             Some(confirmation) => {
                 anyhow::ensure!(matches!(confirmation?, Confirmation::Ack(_)), "the broker refused a message");
                 confirmed += 1;
@@ -159,7 +160,7 @@ async fn publish(channel: Channel, queue: String, until: Until) -> anyhow::Resul
     }
 }
 
-/// Messages of this queue, which holds at least so many, consumed and acknowledged a second.
+/// Messages consumed and acknowledged per second, from a queue of at least `count` messages.
 pub async fn consume_rate(url: &str, queue: &str, count: u64, connections: usize) -> anyhow::Result<f64> {
     let mut tasks = JoinSet::new();
     let share = count / connections as u64;
@@ -168,41 +169,35 @@ pub async fn consume_rate(url: &str, queue: &str, count: u64, connections: usize
         let (connection, channel) = connect(url).await?;
         tasks.spawn(consume(connection, channel, queue.to_owned(), share));
     }
-    let (mut total, mut last) = (0, started);
+    let (mut total, mut ended) = (0, started);
     while let Some(done) = tasks.join_next().await {
-        let (count, at) = done??;
-        (total, last) = (total + count, last.max(at));
+        let (count, last_acknowledged) = done??;
+        (total, ended) = (total + count, ended.max(last_acknowledged));
     }
-    Ok(total as f64 / (last - started).as_secs_f64().max(0.001))
+    Ok(total as f64 / (ended - started).as_secs_f64().max(0.001))
 }
 
-async fn connect(url: &str) -> anyhow::Result<(Connection, Channel)> {
-    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
-    let channel = connection.create_channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    Ok((connection, channel))
-}
-
-/// Takes so many, or all there are; how many it were and when the last was acknowledged.
+/// Consumes `share` messages, or fewer if the queue is empty earlier; returns their number and the time of the last
+/// acknowledgement.
 async fn consume(
     connection: Connection,
     channel: Channel,
     queue: String,
     share: u64,
 ) -> anyhow::Result<(u64, Instant)> {
-    channel.basic_qos(1000, BasicQosOptions::default()).await?;
+    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
     let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
     let mut consumer = channel.basic_consume(queue.into(), "".into(), options, arguments).await?;
-    let (mut taken, mut last) = (0, Instant::now());
-    while taken < share
-        && let Ok(Some(delivery)) = tokio::time::timeout(DRY_AFTER, consumer.next()).await
+    let (mut consumed, mut last_acknowledged) = (0, Instant::now());
+    while consumed < share
+        && let Ok(Some(delivery)) = tokio::time::timeout(EMPTY_AFTER, consumer.next()).await
     {
-        taken += 1;
-        if taken % ACK_EVERY == 0 || taken == share {
+        consumed += 1;
+        if consumed % ACKNOWLEDGE_EVERY == 0 || consumed == share {
             channel.basic_ack(delivery?.delivery_tag, BasicAckOptions { multiple: true }).await?;
-            last = Instant::now();
+            last_acknowledged = Instant::now();
         }
     }
     connection.close(200, "done".into()).await?;
-    Ok((taken, last))
+    Ok((consumed, last_acknowledged))
 }

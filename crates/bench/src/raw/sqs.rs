@@ -1,76 +1,78 @@
-//! Raw SQS: batches of ten with as many requests in flight as suits the endpoint, without attributes, leases or order.
+//! Raw SQS: full batches with as many requests in flight as suit the endpoint, without attributes, leases or order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use aws_sdk_sqs::Client;
-use aws_sdk_sqs::types::{DeleteMessageBatchRequestEntry, SendMessageBatchRequestEntry};
+use aws_sdk_sqs::types::{BatchResultErrorEntry, DeleteMessageBatchRequestEntry, SendMessageBatchRequestEntry};
 use tokio::task::JoinSet;
 
-use super::{message_body, probe_span};
+use super::{candidate_span, fastest, join_sum};
+use crate::transactions::message_body;
 
+/// The way [`RawSqs::drain_rate`] drains, for a note.
+pub const DRAIN_METHOD: &str = "receive and delete of 10, the best of 4, 8 and 16 in flight";
+/// Messages in a request, the most that SQS takes.
 const BATCH: u64 = 10;
-/// Requests in flight that are tried.
+/// Candidates: requests in flight.
 const SENDS: [usize; 4] = [4, 8, 16, 32];
 const RECEIVES: [usize; 3] = [4, 8, 16];
+/// Requests in flight while a queue is filled.
+const FILL_SENDS: usize = 16;
 
-/// See the top of this file.
 pub struct RawSqs {
     client: Client,
-    name: String,
-    best: Option<usize>,
+    run: String,
+    /// Sends in flight, after the first measurement.
+    fastest: Option<usize>,
+    /// Queues created so far.
     queues: u32,
 }
 
 impl RawSqs {
-    /// Queues whose names begin like this are its own.
-    pub fn new(client: Client, name: &str) -> Self {
-        Self { client, name: name.to_owned(), best: None, queues: 0 }
+    /// `run` is the prefix of the queues' names.
+    pub fn new(client: Client, run: &str) -> Self {
+        Self { client, run: run.to_owned(), fastest: None, queues: 0 }
     }
 
-    /// How many in flight were best.
-    pub fn in_flight(&self) -> usize {
-        self.best.unwrap_or_default()
+    /// The fastest candidate, for a note.
+    pub fn fastest_publish(&self) -> String {
+        format!("SendMessageBatch of {BATCH}, {} in flight", self.fastest.unwrap_or_default())
     }
 
-    /// Messages sent a second, into a queue of their own.
+    /// Messages sent per second with the fastest candidate, each measurement into an empty queue.
     pub async fn publish_rate(&mut self, span: Duration) -> anyhow::Result<f64> {
-        let in_flight = match self.best {
-            Some(best) => best,
+        let in_flight = match self.fastest {
+            Some(known) => known,
             None => {
-                let mut best = (0.0, SENDS[0]);
-                for in_flight in SENDS {
-                    let rate = self.send(in_flight, probe_span(span)).await?;
-                    if rate > best.0 {
-                        best = (rate, in_flight);
-                    }
-                }
-                *self.best.insert(best.1)
+                let rate = async |in_flight| self.send_rate(in_flight, candidate_span(span)).await;
+                let measured = fastest(SENDS, rate).await?;
+                *self.fastest.insert(measured.0)
             }
         };
-        self.send(in_flight, span).await
+        self.send_rate(in_flight, span).await
     }
 
-    /// Messages received and deleted a second.
+    /// Messages received and deleted per second with the fastest candidate.
     pub async fn drain_rate(&mut self, count: u64) -> anyhow::Result<f64> {
-        let mut best = 0.0_f64;
-        for in_flight in RECEIVES {
-            let queue = self.queue().await?;
+        let rate = async |in_flight| {
+            let queue = self.create_queue().await?;
             let sent = Arc::new(AtomicU64::new(0));
             let body = String::from_utf8(message_body()?)?;
-            self.run(SENDS[2], |client| fill(client, queue.clone(), body.clone(), Arc::clone(&sent), count)).await?;
+            self.run(FILL_SENDS, |client| fill(client, queue.clone(), body.clone(), Arc::clone(&sent), count)).await?;
             let started = Instant::now();
             let drained = self.run(in_flight, |client| drain(client, queue.clone())).await?;
-            best = best.max(drained as f64 / started.elapsed().as_secs_f64());
+            let rate = drained as f64 / started.elapsed().as_secs_f64();
             self.client.delete_queue().queue_url(&queue).send().await?;
-        }
-        Ok(best)
+            Ok(rate)
+        };
+        Ok(fastest(RECEIVES, rate).await?.1)
     }
 
-    async fn send(&mut self, in_flight: usize, span: Duration) -> anyhow::Result<f64> {
-        let queue = self.queue().await?;
+    async fn send_rate(&mut self, in_flight: usize, span: Duration) -> anyhow::Result<f64> {
+        let queue = self.create_queue().await?;
         let body = String::from_utf8(message_body()?)?;
         let started = Instant::now();
         let until = started + span;
@@ -80,14 +82,15 @@ impl RawSqs {
         Ok(rate)
     }
 
-    async fn queue(&mut self) -> anyhow::Result<String> {
+    /// Returns the URL of a new queue.
+    async fn create_queue(&mut self) -> anyhow::Result<String> {
         self.queues += 1;
-        let created =
-            self.client.create_queue().queue_name(format!("{}-raw-{}", self.name, self.queues)).send().await?;
-        created.queue_url.context("a queue without a URL")
+        let name = format!("{}-raw-{}", self.run, self.queues);
+        let created = self.client.create_queue().queue_name(name).send().await?;
+        created.queue_url.context("SQS created a queue without a URL")
     }
 
-    /// So many of the same at once; the sum of what they did.
+    /// Runs `in_flight` tasks of the same work and adds up their counts.
     async fn run<F>(&self, in_flight: usize, work: impl Fn(Client) -> F) -> anyhow::Result<u64>
     where
         F: Future<Output = anyhow::Result<u64>> + Send + 'static,
@@ -96,11 +99,7 @@ impl RawSqs {
         for _ in 0..in_flight {
             tasks.spawn(work(self.client.clone()));
         }
-        let mut total = 0;
-        while let Some(done) = tasks.join_next().await {
-            total += done??;
-        }
-        Ok(total)
+        join_sum(tasks).await
     }
 }
 
@@ -113,21 +112,24 @@ async fn send(client: Client, queue: String, body: String, until: Instant) -> an
     Ok(sent)
 }
 
+/// Sends until all tasks together have sent `count`.
 async fn fill(client: Client, queue: String, body: String, sent: Arc<AtomicU64>, count: u64) -> anyhow::Result<u64> {
+    let mut own = 0;
     while sent.fetch_add(BATCH, Ordering::Relaxed) < count {
         send_batch(&client, &queue, &body).await?;
+        own += BATCH;
     }
-    Ok(0)
+    Ok(own)
 }
 
 async fn send_batch(client: &Client, queue: &str, body: &str) -> anyhow::Result<()> {
     let entry = |number: u64| SendMessageBatchRequestEntry::builder().id(number.to_string()).message_body(body).build();
     let entries = (0..BATCH).map(entry).collect::<Result<Vec<_>, _>>()?;
-    let answer = client.send_message_batch().queue_url(queue).set_entries(Some(entries)).send().await?;
-    anyhow::ensure!(answer.failed().is_empty(), "SQS refused a message: {:?}", answer.failed());
-    Ok(())
+    let response = client.send_message_batch().queue_url(queue).set_entries(Some(entries)).send().await?;
+    ensure_all_succeeded(response.failed(), "send")
 }
 
+/// Receives and deletes until a receive is empty.
 async fn drain(client: Client, queue: String) -> anyhow::Result<u64> {
     let mut drained = 0;
     loop {
@@ -140,8 +142,14 @@ async fn drain(client: Client, queue: String) -> anyhow::Result<u64> {
             DeleteMessageBatchRequestEntry::builder().id(number.to_string()).receipt_handle(handle).build()
         };
         let entries = received.messages().iter().enumerate().map(entry).collect::<Result<Vec<_>, _>>()?;
-        let answer = client.delete_message_batch().queue_url(&queue).set_entries(Some(entries)).send().await?;
-        anyhow::ensure!(answer.failed().is_empty(), "SQS did not delete a message: {:?}", answer.failed());
+        let response = client.delete_message_batch().queue_url(&queue).set_entries(Some(entries)).send().await?;
+        ensure_all_succeeded(response.failed(), "delete")?;
         drained += received.messages().len() as u64;
     }
+}
+
+fn ensure_all_succeeded(failed: &[BatchResultErrorEntry], action: &str) -> anyhow::Result<()> {
+    let first = failed.first().map(|entry| format!("{}: {}", entry.code(), entry.message().unwrap_or_default()));
+    ensure!(first.is_none(), "SQS did not {action} a message: {}", first.unwrap_or_default());
+    Ok(())
 }
