@@ -36,7 +36,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Measures Baton beside the raw cost of the same parts, in one run on one machine.
 #[derive(Parser)]
-#[command(name = "bench", version, about, max_term_width = 100, after_help = PRODUCT_HELP)]
+#[command(name = "bench", version, max_term_width = 100, after_help = PRODUCT_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -156,7 +156,10 @@ async fn run(command: Command) -> anyhow::Result<()> {
 }
 
 async fn measure(measurement: Measurement) -> anyhow::Result<()> {
-    product::prepare()?;
+    // The queue is measured in this process.
+    if !matches!(measurement, Measurement::Queue(_)) {
+        product::prepare()?;
+    }
     let (report, json) = match measurement {
         Measurement::Accept(RelayArgs { engine: RelayEngineName::Embedded, settings }) => {
             (accept::embedded::run(&settings).await?, settings.json)

@@ -46,7 +46,7 @@ async fn users_reports_the_cost_of_a_refused_row() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_product_binary_is_named_with_the_command_that_builds_it() {
     let data = tempfile::tempdir().unwrap();
-    let mut command = bench(&data, &["queue"]);
+    let mut command = bench(&data, &["accept"]);
     command.env("BATON_BIN", data.path().join("dist/baton"));
     let output = run(command).await;
     let stderr = String::from_utf8_lossy(&output.stderr);
