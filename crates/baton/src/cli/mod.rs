@@ -1,6 +1,5 @@
 //! The command line: one file per command, wiring only. The environment is read here and nowhere below.
 
-mod bench;
 mod config;
 mod dev;
 mod dlq;
@@ -54,15 +53,9 @@ enum Command {
         #[command(subcommand)]
         command: dlq::DlqCommand,
     },
-    /// Measure throughput on this machine, next to the raw cost of each part
-    #[command(subcommand)]
-    Bench(bench::BenchCommand),
-    /// Run the benchmark's empty HTTP server
+    /// Run the simulated relayers only, for tests that restart them
     #[command(hide = true)]
-    BenchNothing,
-    /// Run the benchmark's relayers
-    #[command(hide = true)]
-    BenchRelayers(dev::RelayerArgs),
+    DevRelayers(dev::RelayerArgs),
     /// Show, watch and list transactions, and resolve unknown outcomes
     #[command(subcommand)]
     Tx(tx::TxCommand),
@@ -114,9 +107,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::UsersConsumer => service::run(Config::from_env(Service::UsersConsumer)?, Service::UsersConsumer).await,
         Command::Migrate => migrate::run(&Config::from_env(Service::Command)?).await,
         Command::Dlq { lane, command } => dlq::run(&Config::from_env(Service::Command)?, lane, command).await,
-        Command::Bench(command) => bench::run(command).await,
-        Command::BenchNothing => bench::serve_nothing(Config::from_env(Service::RelayApi)?).await,
-        Command::BenchRelayers(args) => dev::run_relayers(args).await,
+        Command::DevRelayers(args) => dev::run_relayers(args).await,
         Command::Tx(command) => tx::run(&Config::from_env(Service::Command)?, command).await,
         Command::Config(command) => config::run(command),
     }
@@ -124,7 +115,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 /// A token that the first Ctrl-C or SIGTERM cancels. A second signal ends the process immediately; its work is then
 /// recovered as after a crash.
-fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
+pub fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
     use tokio::signal::unix::{SignalKind, signal};
     let token = CancellationToken::new();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);

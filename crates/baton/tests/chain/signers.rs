@@ -78,7 +78,7 @@ impl Plan {
             keys.push(self.chain.funded_key().await);
         }
         let relayers = baton()
-            .args(["bench-relayers", "--port", &first.to_string(), "--rpc", &self.rpc])
+            .args(["dev-relayers", "--port", &first.to_string(), "--rpc", &self.rpc])
             .args(["--webhook-url", &format!("{base}/api/v1/webhooks/oz-relayer"), "--webhook-key", WEBHOOK_KEY])
             .args(["--api-key", RELAYER_KEY, "--data-dir", &directory.path().join("relayers").display().to_string()])
             .env("BATON_DEV_KEYS", keys.iter().map(key_text).collect::<Vec<_>>().join(","))

@@ -5,7 +5,6 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod accepting;
-mod bench;
 #[path = "../scenarios/clients.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
 mod clients;
