@@ -216,7 +216,8 @@ impl SimRelayer {
                     None => unknown_transaction(tx),
                 })
             }
-            ("DELETE", ["relayers", id, "transactions", tx]) => {
+            // A journal knows no cancellations.
+            ("DELETE", ["relayers", id, "transactions", tx]) if self.is_audited() => {
                 Reply::now(self.not_mine(id).unwrap_or_else(|| self.cancel_transaction(now_ms, tx)))
             }
             ("POST", ["relayers", id, "transactions"]) => {

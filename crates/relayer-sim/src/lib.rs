@@ -28,11 +28,14 @@
 //! ```
 //!
 //! The files: `options` and `faults` (what can be set), `api` and `answers` (HTTP), `request` (what is accepted),
-//! `record` (what is shown), `core`, `plan` and `progress` (time passing), `webhook` (deliveries).
+//! `record` (what is shown), `core`, `plan` and `progress` (time passing), `webhook` (deliveries), `server` (feature `server`: sockets and real time),
+//! `dev` (feature `dev`: a journal, and a signer on a chain).
 
 mod answers;
 mod api;
 mod core;
+#[cfg(feature = "dev")]
+pub mod dev;
 mod faults;
 mod options;
 mod plan;
@@ -40,6 +43,8 @@ mod progress;
 mod record;
 mod request;
 mod rng;
+#[cfg(feature = "server")]
+pub mod server;
 mod webhook;
 
 pub use self::{

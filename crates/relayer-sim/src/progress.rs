@@ -127,7 +127,7 @@ impl SimRelayer {
         }
         self.entries[place].due_ms = None;
         if let Some((_, step)) = self.entries[place].plan.pop_front() {
-            self.apply(place, step, at_ms);
+            self.apply_and_tell(place, step, at_ms);
             self.schedule_step(place, at_ms);
         }
     }
@@ -159,7 +159,7 @@ impl SimRelayer {
                 break;
             }
             let Some((_, step)) = self.entries[place].plan.pop_front() else { break };
-            webhooks.extend(self.apply(place, step, now_ms));
+            webhooks.extend(self.apply_and_tell(place, step, now_ms));
         }
         if let Some(place) = self.place(number) {
             self.schedule_step(place, now_ms);
@@ -167,9 +167,16 @@ impl SimRelayer {
         webhooks
     }
 
-    /// Applies one step, and tells about it. Returns the webhook.
-    fn apply(&mut self, place: usize, step: Step, now_ms: i64) -> Option<u64> {
+    /// Applies one step and sends its webhook, whose id it returns.
+    fn apply_and_tell(&mut self, place: usize, step: Step, now_ms: i64) -> Option<u64> {
         let number = self.entries[place].number;
+        let silent = step == Step::BroadcastUnstored;
+        self.apply(place, step, now_ms);
+        if silent { None } else { self.tell(number, now_ms) }
+    }
+
+    /// Applies one step.
+    pub(crate) fn apply(&mut self, place: usize, step: Step, now_ms: i64) {
         let clock = self.clock(now_ms);
         match step {
             Step::Sign => {
@@ -186,10 +193,9 @@ impl SimRelayer {
                 if let Some(audit) = self.entries[place].audit {
                     self.audit[audit].broadcasts += 1;
                 }
-                if step == Step::BroadcastUnstored {
-                    return None;
+                if step == Step::Broadcast {
+                    self.change(place, now_ms, |record| record.status = Status::Submitted);
                 }
-                self.change(place, now_ms, |record| record.status = Status::Submitted);
             }
             Step::Mine => self.change(place, now_ms, |record| record.status = Status::Mined),
             Step::Confirm | Step::ConfirmAsNoOp => self.change(place, now_ms, |record| {
@@ -203,16 +209,16 @@ impl SimRelayer {
                 if let (false, Some(nonce)) = (self.entries[place].broadcast, self.entries[place].record.nonce) {
                     self.nonce_gaps.insert(nonce);
                 }
-                self.change(place, now_ms, |record| fail(record, reason));
+                self.change(place, now_ms, |record| record.fail(reason));
             }
-            Step::Revert => self.change(place, now_ms, |record| fail(record, plan::REVERTED.to_owned())),
+            Step::Revert => self.change(place, now_ms, |record| record.fail(plan::REVERTED.to_owned())),
             Step::FailExecuted | Step::LoseName => self.change(place, now_ms, |record| {
                 let nonce = record.nonce.unwrap_or_default();
                 record.sent_at_ms = None;
                 let reason = format!(
                     "Nonce {nonce} consumed externally by another transaction. No matching transaction hash found on-chain"
                 );
-                fail(record, reason);
+                record.fail(reason);
             }),
             Step::Cancel => self.change(place, now_ms, |record| {
                 record.become_no_op();
@@ -220,7 +226,6 @@ impl SimRelayer {
                 record.is_canceled = true;
             }),
         }
-        self.tell(number, now_ms)
     }
 
     /// Changes a record and keeps the counts that depend on its status.
@@ -242,7 +247,7 @@ impl SimRelayer {
         self.entries[place].plan.clear();
         self.entries[place].due_ms = None;
         if self.entries[place].record.status == Status::Pending {
-            self.apply(place, Step::Cancel, now_ms);
+            self.apply_and_tell(place, Step::Cancel, now_ms);
             return;
         }
         self.change(place, now_ms, |record| {
@@ -291,9 +296,4 @@ impl SimRelayer {
             }
         }
     }
-}
-
-fn fail(record: &mut Record, reason: String) {
-    record.status = Status::Failed;
-    record.status_reason = Some(reason);
 }

@@ -192,6 +192,11 @@ impl Record {
         self.signed = Some(SignedParts { fees: self.speed.map(|_| FEES_CHOSEN), signature: None });
     }
 
+    pub(crate) fn fail(&mut self, reason: String) {
+        self.status = Status::Failed;
+        self.status_reason = Some(reason);
+    }
+
     pub(crate) fn view(&self) -> RecordView<'_> {
         let fees = self.signed.as_ref().and_then(|signed| signed.fees);
         let (max, priority) = (fees.map(|fees| fees.0), fees.map(|fees| fees.1));
