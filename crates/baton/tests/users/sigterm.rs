@@ -25,7 +25,7 @@ async fn sigterm_with_full_batches() {
     eventually(SOON, "it to have heard", || async { consumer.output().contains("stopping").then_some(()) }).await;
     sqlx::raw_sql("ROLLBACK").execute(&mut lock).await.unwrap();
     let status = consumer.wait_exit(SOON).await.unwrap();
-    assert_eq!(status.code(), Some(0), "{}", consumer.story());
+    assert_eq!(status.code(), Some(0), "{}", consumer.log_excerpt());
     let rows = ids(&stand).await.len();
     assert!(rows >= 1000 && rows < users(), "two batches were under way, and no more was begun: {rows}");
     stand.add_consumer().await;

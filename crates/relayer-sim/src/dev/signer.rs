@@ -26,7 +26,7 @@ use crate::{Faults, Record, server::Driver};
 
 /// Transactions that are signed and not yet mined. Nodes keep few more of one sender.
 const IN_FLIGHT_MAX: usize = 64;
-/// Transactions signed in one round, before the next check of those that were sent.
+/// Transactions signed in one round, before the next check of sent transactions.
 const SIGN_BATCH: usize = 16;
 /// Time between two rounds while transactions are under way: at first, and after many rounds without progress.
 const ROUND_INTERVAL: Duration = Duration::from_millis(50);
