@@ -12,11 +12,9 @@ use crate::{
     plan::Plan,
 };
 
-/// A record as the journal keeps it. Without a chain it is written once: the plan says what it is at any later time.
+/// A record in the journal. Without a chain it is written once: its plan gives its state at any later time.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct StoredRecord {
-    /// The journal's key, and so not part of the stored text.
-    #[serde(skip)]
     pub(crate) number: u64,
     pub(crate) record: Record,
     #[serde(default)]
@@ -92,9 +90,5 @@ impl SimRelayer {
     /// As `/status` shows it.
     pub(crate) fn set_next_nonce(&mut self, nonce: u64) {
         self.next_nonce = nonce;
-    }
-
-    pub(crate) fn oldest_number(&self) -> u64 {
-        self.entries.front().map_or(self.next_number, |entry| entry.number)
     }
 }
