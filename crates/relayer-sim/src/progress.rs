@@ -56,7 +56,7 @@ impl SimRelayer {
         let ruled = self.outcome_rule.as_ref().and_then(|rule| rule(&serde_json::from_slice(body).unwrap_or_default()));
         let named = ruled.or_else(|| self.faults.next_outcomes.pop_front());
         let (to, data) = (request.to.as_deref(), request.data.as_deref());
-        let timing = &self.options.timing;
+        let timing = &self.timing;
         if named.is_none() && self.options.dialect == Dialect::Real && !is_well_formed(to, data) {
             return plan::malformed(timing);
         }
@@ -254,7 +254,7 @@ impl SimRelayer {
             record.is_canceled = true;
             record.become_no_op();
         });
-        let pause = millis(self.options.timing.confirmed.saturating_sub(self.options.timing.submitted));
+        let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         self.entries[place].plan.push_back((pause, Step::Cancel));
         self.schedule_step(place, now_ms);
         self.tell(number, now_ms);
