@@ -47,7 +47,7 @@ pub enum Event {
     Stored(u64),
     /// The final webhook of the record of this number was delivered or given up; only in the modes that outlive the
     /// process.
-    Told(u64),
+    Notified(u64),
 }
 
 /// One accepted POST, kept for good in [`Mode::Audited`].
@@ -318,7 +318,7 @@ impl SimRelayer {
         let end = if loses_name { Step::LoseName } else { Step::Confirm };
         let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         let number = self.insert(now_ms, record, [(pause, end)].into(), None, true);
-        self.tell(number, now_ms);
+        self.notify(number, now_ms);
         self.release_jammed(now_ms);
         id
     }

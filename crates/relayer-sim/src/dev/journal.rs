@@ -22,29 +22,30 @@ pub(crate) struct Journal(Mutex<File>);
 enum Line {
     Record(Box<StoredRecord>),
     /// The final webhook of this record is delivered or given up.
-    Told(u64),
+    Notified(u64),
 }
 
 /// By number, with whether the final webhook is done.
 pub(crate) type Loaded = BTreeMap<u64, (StoredRecord, bool)>;
 
 impl Journal {
-    /// Reads the file, which may be missing, and drops all but the newest `told_max` records whose final webhook is done.
-    pub(crate) fn open(path: &Path, told_max: usize) -> io::Result<(Self, Loaded)> {
+    /// Reads the file, which may be missing, and drops all but the newest `notified_max` records whose final webhook is done.
+    pub(crate) fn open(path: &Path, notified_max: usize) -> io::Result<(Self, Loaded)> {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)?;
         }
         let mut loaded = load(path)?;
-        let told: Vec<u64> = loaded.iter().filter(|(_, (_, told))| *told).map(|(number, _)| *number).collect();
-        for number in &told[..told.len().saturating_sub(told_max)] {
+        let notified: Vec<u64> =
+            loaded.iter().filter(|(_, (_, notified))| *notified).map(|(number, _)| *number).collect();
+        for number in &notified[..notified.len().saturating_sub(notified_max)] {
             loaded.remove(number);
         }
         let compacted = path.with_extension("new");
         let mut file = BufWriter::new(File::create(&compacted)?);
-        for (number, (stored, told)) in &loaded {
+        for (number, (stored, notified)) in &loaded {
             write_line(&mut file, "record", stored)?;
-            if *told {
-                write_line(&mut file, "told", number)?;
+            if *notified {
+                write_line(&mut file, "notified", number)?;
             }
         }
         file.into_inner()?;
@@ -58,8 +59,8 @@ impl Journal {
     }
 
     /// Marks the final webhook of a record as done.
-    pub(crate) fn mark_told(&self, number: u64) -> io::Result<()> {
-        write_line(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), "told", &number)
+    pub(crate) fn mark_notified(&self, number: u64) -> io::Result<()> {
+        write_line(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), "notified", &number)
     }
 }
 
@@ -77,9 +78,9 @@ pub(super) fn load(path: &Path) -> io::Result<Loaded> {
     for line in BufReader::new(file).lines() {
         match serde_json::from_str(&line?) {
             Ok(Line::Record(stored)) => drop(loaded.insert(stored.number, (*stored, false))),
-            Ok(Line::Told(number)) => {
-                if let Some((_, told)) = loaded.get_mut(&number) {
-                    *told = true;
+            Ok(Line::Notified(number)) => {
+                if let Some((_, notified)) = loaded.get_mut(&number) {
+                    *notified = true;
                 }
             }
             Err(error) => tracing::warn!(%error, "a line of a development relayer's journal is left out"),

@@ -98,11 +98,11 @@ impl DevRelayer {
                 // As the real relayer is until its chain has answered once.
                 core.set_faults(now_ms(), Faults { system_disabled: true, ..Faults::default() });
             }
-            for (stored, told) in loaded.into_values() {
+            for (stored, notified) in loaded.into_values() {
                 if let Some(signer) = &signer {
                     signer.resume(&stored);
                 }
-                core.import(now_ms(), stored, told);
+                core.import(now_ms(), stored, notified);
             }
             (core.records().count(), core.records().filter(|record| !record.status.is_final()).count())
         };
@@ -150,14 +150,14 @@ impl DevParts {
     /// Writes a record that was just stored, and hands it to the signer.
     pub(crate) fn stored(&self, core: &SimRelayer, number: u64) {
         let written = core.export(number).map(|stored| self.journal.write(&stored));
-        complain(written.unwrap_or(Ok(())));
+        log_failure(written.unwrap_or(Ok(())));
         if let Some(signer) = &self.signer {
             signer.add(number);
         }
     }
 
-    pub(crate) fn told(&self, number: u64) {
-        complain(self.journal.mark_told(number));
+    pub(crate) fn notified(&self, number: u64) {
+        log_failure(self.journal.mark_notified(number));
     }
 
     /// Before `/status` and `/balance` on a chain: the real relayer asks its node each time, and fails without it.
@@ -173,7 +173,7 @@ impl DevParts {
     }
 }
 
-fn complain(written: std::io::Result<()>) {
+fn log_failure(written: std::io::Result<()>) {
     if let Err(error) = written {
         tracing::error!(%error, "a development relayer's journal cannot be written: a restart loses records");
     }

@@ -129,17 +129,17 @@ impl Driver {
     pub(super) async fn follow_chain(&self) {
         let Some(signer) = self.dev.as_ref().and_then(|dev| dev.signer.as_ref()) else { return };
         let mut flight = Flight::default();
-        let mut complained = false;
+        let mut warned = false;
         let mut pause = ROUND_INTERVAL;
         loop {
             let before = flight.in_flight.keys().next().copied();
             match self.round(signer, &mut flight).await {
-                Ok(()) if std::mem::take(&mut complained) => {
+                Ok(()) if std::mem::take(&mut warned) => {
                     tracing::info!(relayer = self.options.id, "the chain answers again");
                 }
                 Ok(()) => {}
                 Err(stopped) => {
-                    if !std::mem::replace(&mut complained, true) {
+                    if !std::mem::replace(&mut warned, true) {
                         tracing::warn!(relayer = self.options.id, error = %stopped, "a development relayer waits for its chain");
                     }
                     tokio::time::sleep(AWAY_PAUSE).await;

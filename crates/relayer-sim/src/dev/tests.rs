@@ -69,7 +69,7 @@ impl DevFixture {
         Running { relayer: DevRelayer::start(options).await.unwrap() }
     }
 
-    fn told(&self) -> Vec<(String, String)> {
+    fn received(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let bodies = self.inbox.bodies.lock().unwrap();
         bodies.iter().map(|body| (text(&body["payload"]["id"]), text(&body["payload"]["status"]))).collect()
@@ -77,12 +77,12 @@ impl DevFixture {
 
     async fn until_delivered(&self, id: &str, status: &str) {
         tokio::time::timeout(SOON, async {
-            while !self.told().contains(&(id.to_owned(), status.to_owned())) {
+            while !self.received().contains(&(id.to_owned(), status.to_owned())) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         })
         .await
-        .unwrap_or_else(|_| panic!("{id} was never reported as {status}: {:?}", self.told()));
+        .unwrap_or_else(|_| panic!("{id} was never reported as {status}: {:?}", self.received()));
     }
 }
 
@@ -143,7 +143,7 @@ async fn a_record_under_way_continues_after_a_restart_with_its_nonce() {
     let (_, status) = running.get("/dev-relayer-1/status").await;
     assert_eq!(status["data"]["pending_transactions_count"], 1);
     running.stop().await;
-    assert!(!fixture.told().contains(&(id.clone(), "confirmed".to_owned())), "it was stopped on the way");
+    assert!(!fixture.received().contains(&(id.clone(), "confirmed".to_owned())), "it was stopped on the way");
 
     let running = fixture.start(1, Duration::from_millis(40)).await;
     let second = running.accept().await;
@@ -174,7 +174,7 @@ async fn an_undelivered_final_webhook_is_sent_again_after_a_restart_and_then_no_
     let second = running.accept().await;
     fixture.until_delivered(&second, "confirmed").await;
     tokio::time::timeout(SOON, async {
-        while journal::load(&fixture.journal(1)).unwrap().values().any(|(_, told)| !told) {
+        while journal::load(&fixture.journal(1)).unwrap().values().any(|(_, notified)| !notified) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
@@ -186,7 +186,7 @@ async fn an_undelivered_final_webhook_is_sent_again_after_a_restart_and_then_no_
     let running = fixture.start(1, Duration::from_millis(10)).await;
     let third = running.accept().await;
     fixture.until_delivered(&third, "confirmed").await;
-    assert!(fixture.told().iter().all(|(told, _)| *told == third), "{:?}", fixture.told());
+    assert!(fixture.received().iter().all(|(id, _)| *id == third), "{:?}", fixture.received());
     running.stop().await;
 }
 

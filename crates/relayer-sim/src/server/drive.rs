@@ -163,14 +163,14 @@ impl Driver {
                     }
                 }
                 #[cfg(feature = "dev")]
-                Event::Told(number) => {
+                Event::Notified(number) => {
                     if let Some(dev) = &self.dev {
-                        dev.told(number);
+                        dev.notified(number);
                     }
                 }
                 // No mode without a journal has these.
                 #[cfg(not(feature = "dev"))]
-                Event::Stored(_) | Event::Told(_) => {}
+                Event::Stored(_) | Event::Notified(_) => {}
             }
         }
         if state.core.next_due_ms().is_some_and(|due_ms| due_ms < state.sleeps_until_ms) {
