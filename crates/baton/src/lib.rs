@@ -10,7 +10,6 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod dead_letters;
-pub mod dev;
 pub mod errors;
 pub mod evm;
 pub mod http;

@@ -1,12 +1,10 @@
 //! Simulated relayers in a process of their own: the only file of the benchmark that knows where they come from.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton::dev::{DevRelayer, DevRelayerOptions};
 use clap::Args;
-use pipeline::sqlite::Database;
+use relayer_sim::dev::{DevRelayer, DevRelayerOptions};
 
 /// Number of relayers, on consecutive ports.
 pub const RELAYERS: u16 = 3;
@@ -34,25 +32,24 @@ pub struct RelayerArgs {
 /// Serves until the process is killed.
 pub async fn serve(args: RelayerArgs) -> anyhow::Result<()> {
     let shutdown = baton::cli::shutdown_on_signal()?;
-    let database = Database::open(&args.data_dir.join("relayers.db"))?;
     let mut relayers = Vec::new();
     for index in 0..RELAYERS {
         let options = DevRelayerOptions {
             index: usize::from(index) + 1,
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, args.port + index)),
+            port: Some(args.port + index),
             api_key: RELAYER_KEY.to_owned(),
             webhook_url: args.webhook_url.clone(),
             webhook_key: WEBHOOK_KEY.to_owned(),
-            database: database.clone(),
+            journal: args.data_dir.join(format!("relayer-{index}.jsonl")),
             seed: 0,
             step: STEP,
             chain: None,
         };
-        relayers.push(DevRelayer::start(options, shutdown.clone()).await?);
+        relayers.push(DevRelayer::start(options).await?);
     }
     shutdown.cancelled().await;
     for relayer in relayers {
-        relayer.stopped().await;
+        relayer.stop().await;
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ async fn sigterm_with_full_batches() {
         .await;
     sqlx::raw_sql("ROLLBACK").execute(&mut lock).await.unwrap();
     let status = consumer.wait_exit(SOON).await.unwrap();
-    assert_eq!(status.code(), Some(0), "{}", consumer.story());
+    assert_eq!(status.code(), Some(0), "{}", consumer.log_excerpt());
     let rows = ids(&fixture).await.len();
     assert!(rows >= 1000 && rows < users(), "two batches were in flight, and no other was begun: {rows}");
     fixture.add_consumer().await;
