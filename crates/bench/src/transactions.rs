@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use baton::config::{Config, Service};
-use baton::relay::engine::RelayEngine;
-use baton::relay::lane::QUEUE;
+use baton::relay::engine::{QUEUE, RelayEngine};
 use baton::relay::request::call::DirectRequest;
 use baton::relay::state::message::TransactionMessage;
 use baton::relay::state::transaction::{Status, Transaction, TransactionId};

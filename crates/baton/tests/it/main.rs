@@ -5,6 +5,7 @@
 mod bad_input;
 mod commands;
 mod journey;
+mod layers;
 mod mended;
 mod routing;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
