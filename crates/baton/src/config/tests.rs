@@ -26,7 +26,7 @@ fn four_variables_are_enough_to_serve() {
     assert_eq!(config.relay.relayers[1].1.expose(), "secret");
     assert_eq!((config.http.listen.port(), config.relay.concurrency), (3000, 64));
     assert_eq!(config.relay.mode, RelayMode::FireAndForget);
-    assert_eq!(config.relay.timings.submit_timeout, Duration::from_secs(30));
+    assert_eq!(config.relay.timings, Timings::DEFAULT);
 }
 
 #[test]

@@ -26,6 +26,19 @@ pub struct Timings {
 }
 
 impl Timings {
+    /// The timings of a configuration that sets none of them.
+    pub const DEFAULT: Self = Self {
+        pending_check: Duration::from_secs(600),
+        claim_check: Duration::from_secs(10),
+        submit_timeout: Duration::from_secs(30),
+        send_window: Duration::from_secs(5),
+        relayer_timeout: Duration::from_secs(30),
+        unknown_check: Duration::from_secs(1),
+        absence_confirm: Duration::from_secs(5),
+        submitted_check: Duration::from_secs(30),
+        submitted_check_max: Duration::from_secs(300),
+    };
+
     /// Age at which a row saved without its message is published again: the process may have died between the two
     /// writes. A duplicate message does no harm.
     pub fn message_check(&self) -> Duration {

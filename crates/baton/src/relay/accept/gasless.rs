@@ -56,8 +56,8 @@ impl Gasless {
         request.forward(forwarder).map_err(|rule| invalid("request.gas", &rule))
     }
 
-    /// Checks that it can still be executed, and that its nonce is the next one after those that the forwarder has counted
-    /// and those that wait here.
+    /// Checks that it can still be executed, and that its nonce is the next one after the forwarder's own count and the
+    /// transactions that wait here.
     pub async fn is_next(&self, forward: &Forward, deadline: Instant) -> Result<(), Problem> {
         let request = &forward.gasless.request;
         let now = self.guarded.clock.now();

@@ -18,9 +18,9 @@ pub enum Speed {
     SafeLow,
     /// The default.
     Average,
-    /// Quick.
+    /// Higher price, earlier block.
     Fast,
-    /// Quickest.
+    /// Highest price, next block if possible.
     Fastest,
 }
 
@@ -43,9 +43,9 @@ impl Speed {
 /// One call on the chain, as a relayer is asked to make it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// The target.
+    /// Contract or recipient.
     pub to: Address,
-    /// Wei.
+    /// Amount in wei.
     pub value: U256,
     /// Call data: lower-case 0x hex of even length.
     pub data: String,
@@ -58,16 +58,16 @@ pub struct Call {
 /// A checked `POST /relay/direct` body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectRequest {
-    /// What to do.
+    /// The call to make.
     pub call: Call,
-    /// Whether one automatic replay is wanted if it ends as a dead letter.
+    /// Whether the client wants one automatic replay from the dead-letter queue.
     pub retry_on_failure: bool,
 }
 
 const DIRECT_FIELDS: [&str; 7] = ["to", "data", "value", "gas", "gasLimit", "speed", "retryOnFailure"];
 
 impl DirectRequest {
-    /// Reads a body, or says everything that is wrong with it.
+    /// Reads a body, or returns every problem in it.
     pub fn parse(body: &Value) -> Result<Self, Vec<FieldProblem>> {
         let Some(object) = body.as_object() else {
             return Err(vec![problem("body", "must be a JSON object")]);

@@ -293,26 +293,15 @@ mod tests {
     use crate::relay::state::transaction::{ConsumerId, RelayerUrl, TransactionId};
 
     const HASH: &str = "0x01";
-    const CLOCKS: Timings = Timings {
-        pending_check: Duration::from_secs(600),
-        claim_check: Duration::from_secs(10),
-        submit_timeout: Duration::from_secs(30),
-        send_window: Duration::from_secs(5),
-        relayer_timeout: Duration::from_secs(30),
-        unknown_check: Duration::from_secs(1),
-        absence_confirm: Duration::from_secs(5),
-        submitted_check: Duration::from_secs(30),
-        submitted_check_max: Duration::from_secs(300),
-    };
 
     fn submitted() -> Transaction {
         let body = json!({ "to": "0x5fbdb2315678afecb367f032d93f642f64180aa3", "value": "7", "data": "0xab" });
         let request = DirectRequest::parse(&body).unwrap();
         let (now, token) = (Timestamp(0), Uuid::new_v4());
-        let row = Transaction::accepted(TransactionId::generate(), &request, "test".into(), now, &CLOCKS);
+        let row = Transaction::accepted(TransactionId::generate(), &request, "test".into(), now, &Timings::DEFAULT);
         let (me, relayer) = (ConsumerId::generate(), RelayerUrl("http://r1".into()));
-        let row = row.claim(&me, token, &relayer, "test", now, &CLOCKS).unwrap().transaction;
-        row.bind(token, &RelayerTxId("oz-1".into()), None, "test", now, &CLOCKS).unwrap().transaction
+        let row = row.claim(&me, token, &relayer, "test", now, &Timings::DEFAULT).unwrap().transaction;
+        row.bind(token, &RelayerTxId("oz-1".into()), None, "test", now, &Timings::DEFAULT).unwrap().transaction
     }
 
     fn word(status: ReportedStatus) -> Report {
@@ -335,7 +324,7 @@ mod tests {
     }
 
     fn after(row: &Transaction, report: &Report) -> Transaction {
-        match row.report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &CLOCKS) {
+        match row.report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT) {
             Verdict::Move(moved) | Verdict::Reroute(moved, _) => moved.transaction,
             other => panic!("expected a move, got {other:?}"),
         }
@@ -364,7 +353,7 @@ mod tests {
             Source::Webhook,
             RelayMode::Confirm,
             Timestamp(1),
-            &CLOCKS,
+            &Timings::DEFAULT,
         );
         let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
         assert_eq!(moved.transaction.status, Status::Success);
@@ -392,8 +381,13 @@ mod tests {
             ReportedStatus::Failed,
             ReportedStatus::Confirmed,
         ] {
-            let verdict =
-                confirmed.report(&word(status), Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &CLOCKS);
+            let verdict = confirmed.report(
+                &word(status),
+                Source::Webhook,
+                RelayMode::FireAndForget,
+                Timestamp(2),
+                &Timings::DEFAULT,
+            );
             assert!(matches!(verdict, Verdict::Ignore(_)), "{status:?}: {verdict:?}");
         }
     }
@@ -406,7 +400,7 @@ mod tests {
             Source::Webhook,
             RelayMode::FireAndForget,
             Timestamp(2),
-            &CLOCKS,
+            &Timings::DEFAULT,
         );
         assert_eq!(verdict, Verdict::Ignore("older than what is known"));
         assert_eq!(row.status, Status::Submitted);
@@ -417,7 +411,8 @@ mod tests {
         let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
         let mut again = word(ReportedStatus::Open(Progress::Submitted));
         (again.hash, again.nonce) = (Some("0x02".into()), Some(5));
-        let verdict = confirmed.report(&again, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &CLOCKS);
+        let verdict =
+            confirmed.report(&again, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT);
         let Verdict::DoubleSend(step) = verdict else { panic!("{verdict:?}") };
         assert!(step.detail.contains("0x01") && step.detail.contains("0x02"));
     }
@@ -427,17 +422,17 @@ mod tests {
         let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Submitted)));
         let mut bumped = word(ReportedStatus::Open(Progress::Submitted));
         bumped.hash = Some("0x02".into());
-        let asked = row.report(&bumped, Source::Asked, RelayMode::FireAndForget, Timestamp(2), &CLOCKS);
+        let asked = row.report(&bumped, Source::Asked, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT);
         let Verdict::Move(moved) = asked else { panic!("{asked:?}") };
         let row = moved.transaction;
         assert_eq!(row.hash.as_deref(), Some("0x02"));
         let late = word(ReportedStatus::Open(Progress::Submitted));
-        let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(3), &CLOCKS);
+        let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(3), &Timings::DEFAULT);
         assert_eq!(verdict, Verdict::Ignore("already known"));
         let mut confirmed = word(ReportedStatus::Confirmed);
         confirmed.hash = Some("0x02".into());
         let row = after(&row, &confirmed);
-        let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(4), &CLOCKS);
+        let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(4), &Timings::DEFAULT);
         assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
     }
 
@@ -445,7 +440,8 @@ mod tests {
     fn what_was_given_up_as_unsigned_and_then_signed_is_an_alarm() {
         let mut report = word(ReportedStatus::Confirmed);
         report.tx_id = RelayerTxId("given-up".into());
-        let verdict = submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &CLOCKS);
+        let verdict =
+            submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
         assert!(matches!(verdict, Verdict::DoubleSend(_)), "{verdict:?}");
     }
 
@@ -464,7 +460,8 @@ mod tests {
             let mut report = word(ReportedStatus::Failed);
             (report.hash, report.nonce, report.reason) = (None, None, Some(reason.into()));
             report.raw = json!({ "nonce": null });
-            let verdict = submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &CLOCKS);
+            let verdict =
+                submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
             let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
             let row = moved.transaction;
             assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
@@ -489,7 +486,8 @@ mod tests {
         let mut report = word(ReportedStatus::Confirmed);
         report.tx_id = RelayerTxId("oz-2".into());
         report.hash = None;
-        let verdict = submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &CLOCKS);
+        let verdict =
+            submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
         assert!(matches!(verdict, Verdict::Ignore(_)));
     }
 
