@@ -1,0 +1,219 @@
+//! Each kind of report, on rows in each state.
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::*;
+use crate::relay::request::call::DirectRequest;
+use crate::relay::state::transaction::{ConsumerId, RelayerUrl, TransactionId};
+
+const HASH: &str = "0x01";
+
+fn submitted() -> Transaction {
+    let body = json!({ "to": "0x5fbdb2315678afecb367f032d93f642f64180aa3", "value": "7", "data": "0xab" });
+    let request = DirectRequest::parse(&body).unwrap();
+    let (now, token) = (Timestamp(0), Uuid::new_v4());
+    let row = Transaction::accepted(TransactionId::generate(), &request, "test".into(), now, &Timings::DEFAULT);
+    let (me, relayer) = (ConsumerId::generate(), RelayerUrl("http://r1".into()));
+    let row = row.claim(&me, token, &relayer, "test", now, &Timings::DEFAULT).unwrap().transaction;
+    row.bind(token, &RelayerTxId("oz-1".into()), None, "test", now, &Timings::DEFAULT).unwrap().transaction
+}
+
+fn word(status: ReportedStatus) -> Report {
+    Report {
+        tx_id: RelayerTxId("oz-1".into()),
+        status,
+        reason: None,
+        hash: Some(HASH.into()),
+        nonce: Some(4),
+        from: Some("0xf39fd6e51aad88f6f4ce6ab8827279cfffb92266".into()),
+        to: Some("0x5FBDB2315678afecb367f032d93f642f64180aa3".into()),
+        value: Some(U256::from(7)),
+        data: Some("0xAB".into()),
+        gas_limit: None,
+        created_at: None,
+        confirmed_at: Some(Timestamp(99)),
+        block_number: None,
+        raw: json!({ "all": "of it" }),
+    }
+}
+
+fn after(row: &Transaction, report: &Report) -> Transaction {
+    match row.report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT) {
+        Verdict::Move(moved) | Verdict::Reroute(moved, _) => moved.transaction,
+        other => panic!("expected a move, got {other:?}"),
+    }
+}
+
+#[test]
+fn confirmed_sets_hash_and_time() {
+    let row = after(&submitted(), &word(ReportedStatus::Confirmed));
+    assert_eq!((row.status, row.hash.as_deref()), (Status::Confirmed, Some(HASH)));
+    assert_eq!((row.confirmed_at, row.check_at, row.result), (Some(Timestamp(99)), None, None));
+}
+
+#[test]
+fn a_block_that_the_relayer_tells_is_kept_at_the_end_and_not_before() {
+    let told = |status| Report { block_number: Some(12), ..word(status) };
+    let row = after(&submitted(), &told(ReportedStatus::Open(Progress::Mined)));
+    assert_eq!(row.block_number, None, "it may still be another");
+    assert_eq!(after(&row, &told(ReportedStatus::Confirmed)).block_number, Some(12));
+    assert_eq!(after(&row, &told(ReportedStatus::Failed)).block_number, Some(12), "it reverted there");
+}
+
+#[test]
+fn confirm_mode_ends_in_success_with_the_result() {
+    let verdict = submitted().report(
+        &word(ReportedStatus::Confirmed),
+        Source::Webhook,
+        RelayMode::Confirm,
+        Timestamp(1),
+        &Timings::DEFAULT,
+    );
+    let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(moved.transaction.status, Status::Success);
+    assert_eq!(moved.transaction.result, Some(json!({ "all": "of it" })));
+}
+
+#[test]
+fn a_confirmed_no_op_is_a_failure() {
+    let mut report = word(ReportedStatus::Confirmed);
+    report.to = report.from.clone();
+    report.value = Some(U256::ZERO);
+    report.data = Some("0x".into());
+    assert!(report.is_no_op());
+    let row = after(&submitted(), &report);
+    assert_eq!((row.status, row.failed_by), (Status::Failed, Some(FailedBy::Relayer)));
+    assert!(row.error_message.unwrap().contains("no-op"));
+}
+
+#[test]
+fn a_late_webhook_never_puts_a_final_row_back() {
+    let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
+    for status in [
+        ReportedStatus::Open(Progress::Sent),
+        ReportedStatus::Open(Progress::Submitted),
+        ReportedStatus::Failed,
+        ReportedStatus::Confirmed,
+    ] {
+        let verdict =
+            confirmed.report(&word(status), Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT);
+        assert!(matches!(verdict, Verdict::Ignore(_)), "{status:?}: {verdict:?}");
+    }
+}
+
+#[test]
+fn progress_only_goes_on() {
+    let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Mined)));
+    let verdict = row.report(
+        &word(ReportedStatus::Open(Progress::Sent)),
+        Source::Webhook,
+        RelayMode::FireAndForget,
+        Timestamp(2),
+        &Timings::DEFAULT,
+    );
+    assert_eq!(verdict, Verdict::Ignore("older than what is known"));
+    assert_eq!(row.status, Status::Submitted);
+}
+
+#[test]
+fn a_second_hash_after_confirmed_is_an_alarm() {
+    let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
+    let mut again = word(ReportedStatus::Open(Progress::Submitted));
+    (again.hash, again.nonce) = (Some("0x02".into()), Some(5));
+    let verdict = confirmed.report(&again, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT);
+    let Verdict::DoubleSend(step) = verdict else { panic!("{verdict:?}") };
+    assert!(step.detail.contains("0x01") && step.detail.contains("0x02"));
+}
+
+#[test]
+fn an_old_hash_of_the_same_nonce_is_neither_an_alarm_nor_taken_back() {
+    let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Submitted)));
+    let mut bumped = word(ReportedStatus::Open(Progress::Submitted));
+    bumped.hash = Some("0x02".into());
+    let asked = row.report(&bumped, Source::Asked, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT);
+    let Verdict::Move(moved) = asked else { panic!("{asked:?}") };
+    let row = moved.transaction;
+    assert_eq!(row.hash.as_deref(), Some("0x02"));
+    let late = word(ReportedStatus::Open(Progress::Submitted));
+    let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(3), &Timings::DEFAULT);
+    assert_eq!(verdict, Verdict::Ignore("already known"));
+    let mut confirmed = word(ReportedStatus::Confirmed);
+    confirmed.hash = Some("0x02".into());
+    let row = after(&row, &confirmed);
+    let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(4), &Timings::DEFAULT);
+    assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
+}
+
+#[test]
+fn what_was_given_up_as_unsigned_and_then_signed_is_an_alarm() {
+    let mut report = word(ReportedStatus::Confirmed);
+    report.tx_id = RelayerTxId("given-up".into());
+    let verdict =
+        submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+    assert!(matches!(verdict, Verdict::DoubleSend(_)), "{verdict:?}");
+}
+
+#[test]
+fn a_dialect_without_nonces_proves_nothing_about_signing() {
+    let mut report = word(ReportedStatus::Failed);
+    (report.hash, report.nonce, report.reason) = (None, None, Some("Insufficient balance".into()));
+    assert_eq!(after(&submitted(), &report).status, Status::Failed);
+}
+
+#[test]
+fn an_unsigned_failure_of_the_relayers_own_is_rerouted_without_an_attempt() {
+    for reason in ["Transaction in Pending state for over 2 minutes. Replacing with NOOP.", "Insufficient balance: …"]
+    {
+        let mut report = word(ReportedStatus::Failed);
+        (report.hash, report.nonce, report.reason) = (None, None, Some(reason.into()));
+        report.raw = json!({ "nonce": null });
+        let verdict =
+            submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+        let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
+        let row = moved.transaction;
+        assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
+        assert_eq!((row.binding, row.avoid), (None, Some(RelayerUrl("http://r1".into()))));
+    }
+}
+
+#[test]
+fn an_unsigned_failure_of_the_items_own_and_a_signed_one_are_final() {
+    let mut unsigned = word(ReportedStatus::Failed);
+    (unsigned.hash, unsigned.nonce, unsigned.raw) = (None, None, json!({ "nonce": null }));
+    unsigned.reason = Some("Transaction gas limit (1) exceeds block gas limit (2)".into());
+    assert_eq!(after(&submitted(), &unsigned).status, Status::Failed);
+    let mut reverted = word(ReportedStatus::Failed);
+    reverted.reason = Some("Transaction reverted on-chain (receipt status: failed)".into());
+    let row = after(&submitted(), &reverted);
+    assert_eq!((row.status, row.hash.as_deref()), (Status::Failed, Some(HASH)));
+}
+
+#[test]
+fn a_report_about_another_relayer_transaction_changes_nothing() {
+    let mut report = word(ReportedStatus::Confirmed);
+    report.tx_id = RelayerTxId("oz-2".into());
+    report.hash = None;
+    let verdict =
+        submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+    assert!(matches!(verdict, Verdict::Ignore(_)));
+}
+
+#[test]
+fn a_record_matches_only_with_everything_that_was_sent() {
+    let row = submitted();
+    assert!(row.call.matches(&word(ReportedStatus::Failed)));
+    let changes: [fn(&mut Report); 4] = [
+        |report| report.to = Some("0x0000000000000000000000000000000000000001".into()),
+        |report| report.value = Some(U256::from(8)),
+        |report| report.data = Some("0xabcd".into()),
+        |report| report.to = None,
+    ];
+    for change in changes {
+        let mut other = word(ReportedStatus::Failed);
+        change(&mut other);
+        assert!(!row.call.matches(&other), "{other:?}");
+    }
+    let with_gas = Call { gas_limit: Some(21000), ..row.call };
+    assert!(!with_gas.matches(&word(ReportedStatus::Failed)));
+}
