@@ -6,7 +6,7 @@ use std::time::Duration;
 use alloy_primitives::Address;
 
 use super::Secret;
-use super::vars::Vars;
+use super::reader::Vars;
 use crate::evm::parse_address;
 
 /// The chain behind `RPC_URL`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use super::Service;
-use super::vars::Vars;
+use super::reader::Vars;
 
 /// The HTTP server and the clients that it admits.
 #[derive(Debug, Clone)]

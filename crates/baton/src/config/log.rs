@@ -1,6 +1,6 @@
 //! The settings of the logs.
 
-use super::vars::Vars;
+use super::reader::Vars;
 
 /// Format and level of the logs.
 #[derive(Debug, Clone, PartialEq, Eq)]

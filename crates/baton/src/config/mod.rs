@@ -1,40 +1,40 @@
 //! The configuration, read once from the environment. No other module reads environment variables.
 //!
-//! [`table`] lists every variable; [`Config::from_vars`] reads them through a lookup function, so tests pass a map, and
+//! [`variables`] lists every variable; [`Config::from_vars`] reads them through a lookup function, so tests pass a map, and
 //! reports every problem at once. [`render`] writes the table as `.env.example`, help and documentation. Without
 //! any URL, databases and queues are embedded, under `BATON_DATA_DIR`.
 
 mod chain;
+mod definition;
 mod http;
 mod log;
 mod queue;
+mod reader;
 mod relay;
 pub mod render;
 mod routing;
 mod secret;
 mod service;
-pub mod table;
 #[cfg(test)]
 mod tests;
 mod timings;
 mod users;
-mod variable;
-mod vars;
+pub mod variables;
 
 use std::path::PathBuf;
 
 pub use chain::{ChainConfig, ForwarderConfig};
+pub use definition::{Kind, Readers, Variable};
 pub use http::{ApiKey, HttpConfig};
 pub use log::LogConfig;
 pub use queue::{EngineConfig, QueueEngine, SqsConfig, SqsEndpoint};
+use reader::Vars;
 pub use relay::{RelayConfig, RelayMode};
 pub use routing::RoutingSettings;
 pub use secret::Secret;
 pub use service::Service;
 pub use timings::Timings;
 pub use users::UsersConfig;
-pub use variable::{Kind, Readers, Variable};
-use vars::Vars;
 
 /// The settings of one process.
 #[derive(Debug, Clone)]

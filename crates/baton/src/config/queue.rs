@@ -3,7 +3,7 @@
 use reqwest::Url;
 
 use super::Secret;
-use super::vars::Vars;
+use super::reader::Vars;
 
 /// The relay lane's database, queue and cache, and what both lanes' queues share.
 #[derive(Debug, Clone)]

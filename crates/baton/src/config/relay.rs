@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::Url;
 
-use super::vars::Vars;
+use super::reader::Vars;
 use super::{ChainConfig, QueueEngine, RoutingSettings, Secret, Service, Timings};
 use crate::evm::parse_amount;
 

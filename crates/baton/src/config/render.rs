@@ -5,8 +5,8 @@
 use std::fmt::Write;
 
 use super::Service;
-use super::table::{SECTIONS, Section, variables};
-use super::variable::Variable;
+use super::definition::Variable;
+use super::variables::{SECTIONS, Section, variables};
 
 /// The text of `.env.example`.
 pub fn env_example() -> String {

@@ -139,7 +139,7 @@ fn secrets_do_not_print() {
     let config = Config::from_vars(Service::Serve, |name| match name {
         "OZ_RELAYER_URLS" | "SQS_QUEUE_URL" | "SQS_DLQ_URL" | "SQS_ENDPOINT_URL" => Some("http://a:1".to_owned()),
         "AWS_ACCESS_KEY_ID" => Some("id".to_owned()),
-        _ => table::variables().find(|variable| variable.secret && variable.name == name).map(value),
+        _ => variables::variables().find(|variable| variable.secret && variable.name == name).map(value),
     });
     let config = config.unwrap();
     assert!(config.users.database_url.as_ref().is_some_and(|url| url.expose().contains(MARKER)));
@@ -148,12 +148,12 @@ fn secrets_do_not_print() {
 
 #[test]
 fn the_table_names_each_variable_once_and_no_removed_one() {
-    let names: Vec<_> = table::variables().map(|variable| variable.name).collect();
+    let names: Vec<_> = variables::variables().map(|variable| variable.name).collect();
     for (index, name) in names.iter().enumerate() {
         assert!(!names[..index].contains(name), "{name} is in the table twice");
-        assert!(table::REMOVED.iter().all(|(removed, _)| removed != name), "{name} is removed and in the table");
+        assert!(variables::REMOVED.iter().all(|(removed, _)| removed != name), "{name} is removed and in the table");
     }
-    for variable in table::variables() {
+    for variable in variables::variables() {
         assert!(!variable.about.ends_with('.') && !variable.about.contains('|'), "{}", variable.name);
     }
 }
@@ -175,7 +175,7 @@ fn every_default_is_valid_when_set() {
             (asked == name && !default.is_empty()).then(|| default.clone()).or(rest)
         })
     };
-    for variable in table::variables() {
+    for variable in variables::variables() {
         assert!(with(variable).is_ok(), "{}: {:?}", variable.name, with(variable).err());
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::queue::QueueVariables;
-use super::vars::Vars;
+use super::reader::Vars;
 use super::{QueueEngine, Secret};
 
 /// The users lane.

@@ -1,7 +1,8 @@
 //! What a relayer's own list proves about a submission of unknown outcome (pure). A wrong finding here is a double
 //! payment; ADR 4 gives the reason for each rule.
 //!
-//! [`super::unknown_outcomes`] reads the list and acts on the finding.
+//! [`super::unknown_outcomes`] reads the list and acts on the finding. One listing is not enough: `Transaction::absent`
+//! ends a claim only after a second one.
 
 use std::collections::HashSet;
 use std::time::Duration;

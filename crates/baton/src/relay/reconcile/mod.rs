@@ -1,4 +1,11 @@
-//! Rows that are stuck: periodic sweeps, unknown outcomes and the proof of absence that settles them.
+//! Rows that are stuck. Where to look:
+//!
+//! | question | file |
+//! |---|---|
+//! | When is a row checked, and queued again? | [`sweeps`] |
+//! | What happens to a claim whose consumer died, or whose outcome is unknown? | [`unknown_outcomes`] |
+//! | What does a relayer's list prove? | [`absence_proof`]; absence counts after a second listing: `Transaction::absent` |
+//! | What can an operator do with a dead letter? | [`dead_letters`] |
 
 pub mod absence_proof;
 pub mod dead_letters;

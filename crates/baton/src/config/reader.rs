@@ -1,12 +1,12 @@
-//! Reads single variables by their row in the [table](super::table) and collects every problem.
+//! Reads single variables by their row in the [table](super::variables) and collects every problem.
 
 use std::str::FromStr;
 use std::time::Duration;
 
 use reqwest::Url;
 
-use super::table;
-use super::variable::Kind;
+use super::definition::Kind;
+use super::variables;
 
 pub(super) struct Vars<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
@@ -25,7 +25,7 @@ impl<'a> Vars<'a> {
 
     /// The value of a variable that is set and not blank.
     pub(super) fn text(&self, name: &str) -> Option<String> {
-        debug_assert_eq!(table::variable(name).name, name);
+        debug_assert_eq!(variables::variable(name).name, name);
         self.raw(name)
     }
 
@@ -34,7 +34,7 @@ impl<'a> Vars<'a> {
     }
 
     pub(super) fn text_or_default(&self, name: &str) -> String {
-        self.text(name).unwrap_or_else(|| table::variable(name).default.to_owned())
+        self.text(name).unwrap_or_else(|| variables::variable(name).default.to_owned())
     }
 
     /// Reports a problem; the message follows the variable's name.
@@ -52,7 +52,7 @@ impl<'a> Vars<'a> {
 
     /// Parses a variable or its default. A value that `parse` refuses breaks the rule of the variable's kind.
     pub(super) fn read<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> T {
-        let variable = table::variable(name);
+        let variable = variables::variable(name);
         let value = match self.text(name) {
             None => None,
             Some(text) => {
@@ -81,7 +81,7 @@ impl<'a> Vars<'a> {
 
     /// One of the words of a [`Kind::Choice`]; `None` if the variable is unset and has no default.
     pub(super) fn choice(&mut self, name: &str) -> Option<&'static str> {
-        let variable = table::variable(name);
+        let variable = variables::variable(name);
         let Kind::Choice(words) = variable.kind else { return None };
         let word = |text: &str| words.iter().copied().find(|word| *word == text);
         let chosen = self.text(name).map(|text| word(&text));
@@ -101,7 +101,7 @@ impl<'a> Vars<'a> {
     /// A URL of the schemes that the table names. It may hold a password, so problems do not quote it.
     pub(super) fn url(&mut self, name: &str) -> Option<Url> {
         let text = self.text(name)?;
-        let kind = table::variable(name).kind;
+        let kind = variables::variable(name).kind;
         let Kind::Url(schemes) = kind else { return None };
         let url = Url::parse(&text).ok().filter(|url| schemes.contains(&url.scheme()) && url.has_host());
         if url.is_none() {
@@ -118,7 +118,7 @@ impl<'a> Vars<'a> {
 
     /// A warning for each variable that is set although this version no longer reads it.
     pub(super) fn removed(&self) -> Vec<String> {
-        let set = table::REMOVED.iter().filter(|(name, _)| self.raw(name).is_some());
+        let set = variables::REMOVED.iter().filter(|(name, _)| self.raw(name).is_some());
         set.map(|(name, instead)| format!("{name} is set but no longer read: {instead}")).collect()
     }
 }

@@ -4,11 +4,11 @@
 //! A variable exists because an operator has a reason to set it. A value that only tests change is marked hidden; a
 //! value that never changes is a named constant in the module of its section.
 
-use super::variable::Kind::{
+use super::definition::Kind::{
     Address, Choice, Count, Flag, IpAddress, List, Millis, Number, Path, Port, Text, Url, Wei,
 };
-use super::variable::Readers::{All, Apis, Consumers, Relay, RelayApi, RelayConsumer, Users, UsersConsumer};
-use super::variable::{Kind, Variable, var};
+use super::definition::Readers::{All, Apis, Consumers, Relay, RelayApi, RelayConsumer, Users, UsersConsumer};
+use super::definition::{Kind, Variable, var};
 
 /// A group of variables that belong together, in the order of the documentation.
 pub struct Section {
