@@ -3,13 +3,12 @@
 //! The map, in the order a request meets it: [`http`] (the server and what all APIs share) → [`relay`] (lane 1:
 //! blockchain transactions) or [`users`] (lane 2: raffle enrolment) → the `pipeline` crate (queue, handler, settle).
 //! [`cache`] and [`dead_letters`] serve the first lane, [`engine`] opens what both may run on, [`config`] is the only
-//! reader of the environment, [`cli`] puts a process together, and [`dev`] brings the development relayers.
+//! reader of the environment, and [`cli`] puts a process together (the development relayers are the crate `relayer-sim`).
 
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod dead_letters;
-pub mod dev;
 pub mod engine;
 pub mod http;
 pub mod randomness;

@@ -15,14 +15,14 @@
 pub mod chain;
 pub mod engine;
 pub mod ledger;
-pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod relayer;
-mod server;
 pub mod servers;
 pub mod sink;
 pub mod wait;
+
+pub use relayer_sim::server::ports;
 
 /// An HTTP client with the one TLS provider of this workspace installed.
 ///

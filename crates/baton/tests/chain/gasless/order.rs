@@ -48,8 +48,8 @@ fn slow(plan: Plan, relayers: usize) -> Plan {
     let timing = Timing {
         sent: Duration::from_millis(300),
         submitted: Duration::from_millis(350),
-        mined: None,
         confirmed: Duration::from_secs(3),
+        ..Timing::default()
     };
     (0..relayers).fold(plan, |plan, index| plan.relayer(index, |options| options.timing = timing))
 }

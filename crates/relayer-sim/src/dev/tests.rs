@@ -1,27 +1,30 @@
-//! A whole development relayer over real sockets: what Baton sees of it, and what it remembers.
+//! A whole development relayer over real sockets: what Baton sees of it, and what survives a restart.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
-    path::Path,
-    sync::atomic::AtomicBool,
+    net::Ipv4Addr,
+    sync::{
+        Mutex,
+        atomic::{self, AtomicBool},
+    },
 };
 
 use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use super::*;
 
 const KEY: &str = "an-api-key-of-at-least-32-characters";
 const SOON: Duration = Duration::from_secs(10);
 
-/// A receiver of webhooks that can be told to refuse.
+/// A receiver of webhooks that refuses on request.
 #[derive(Default)]
 struct Inbox {
     refuses: AtomicBool,
     bodies: Mutex<Vec<Value>>,
 }
 
-struct Stand {
+struct DevFixture {
     inbox: Arc<Inbox>,
     webhook_url: String,
     folder: tempfile::TempDir,
@@ -29,10 +32,9 @@ struct Stand {
 
 struct Running {
     relayer: DevRelayer,
-    shutdown: CancellationToken,
 }
 
-impl Stand {
+impl DevFixture {
     async fn new() -> Self {
         // Another test may have installed it before.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -48,24 +50,23 @@ impl Stand {
         Self { inbox, webhook_url, folder: tempfile::tempdir().unwrap() }
     }
 
-    fn database(folder: &Path) -> Database {
-        Database::open(&folder.join("dev.db")).unwrap()
+    fn journal(&self) -> Journal {
+        Journal::open(&self.folder.path().join("dev.db")).unwrap()
     }
 
     async fn start(&self, index: usize, step: Duration) -> Running {
-        let shutdown = CancellationToken::new();
         let options = DevRelayerOptions {
             index,
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            port: None,
             api_key: KEY.to_owned(),
             webhook_url: self.webhook_url.clone(),
             webhook_key: "whsec-0123456789abcdef0123456789abcdef".to_owned(),
-            database: Self::database(self.folder.path()),
+            journal: self.journal(),
             seed: 7,
             step,
             chain: None,
         };
-        Running { relayer: DevRelayer::start(options, shutdown.clone()).await.unwrap(), shutdown }
+        Running { relayer: DevRelayer::start(options).await.unwrap() }
     }
 
     fn told(&self) -> Vec<(String, String)> {
@@ -74,14 +75,14 @@ impl Stand {
         bodies.iter().map(|body| (text(&body["payload"]["id"]), text(&body["payload"]["status"]))).collect()
     }
 
-    async fn until_told(&self, id: &str, status: &str) {
+    async fn until_delivered(&self, id: &str, status: &str) {
         tokio::time::timeout(SOON, async {
             while !self.told().contains(&(id.to_owned(), status.to_owned())) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         })
         .await
-        .unwrap_or_else(|_| panic!("{id} was never told to be {status}: {:?}", self.told()));
+        .unwrap_or_else(|_| panic!("{id} was never reported as {status}: {:?}", self.told()));
     }
 }
 
@@ -105,8 +106,7 @@ impl Running {
     }
 
     async fn stop(self) {
-        self.shutdown.cancel();
-        tokio::time::timeout(SOON, self.relayer.stopped()).await.expect("all tasks end");
+        tokio::time::timeout(SOON, self.relayer.stop()).await.expect("all tasks end");
     }
 }
 
@@ -116,16 +116,16 @@ fn body() -> Value {
 }
 
 #[tokio::test]
-async fn a_record_runs_to_confirmed_and_tells_each_status() {
-    let stand = Stand::new().await;
-    let running = stand.start(2, Duration::from_millis(40)).await;
+async fn a_record_runs_to_confirmed_and_sends_a_webhook_for_each_status() {
+    let fixture = DevFixture::new().await;
+    let running = fixture.start(2, Duration::from_millis(40)).await;
     let (_, list) = running.get("").await;
     assert_eq!(list["data"][0]["name"], "Development relayer 2 (no chain)");
     assert_eq!((&list["data"][0]["network"], &list["data"][0]["id"]), (&json!("dev-none"), &json!("dev-relayer-2")));
     assert_eq!(list["pagination"], json!({"current_page": 1, "per_page": 10, "total_items": 1}));
     let id = running.accept().await;
     for status in ["sent", "submitted", "mined", "confirmed"] {
-        stand.until_told(&id, status).await;
+        fixture.until_delivered(&id, status).await;
     }
     let (_, seen) = running.get(&format!("/dev-relayer-2/transactions/{id}")).await;
     assert_eq!((&seen["data"]["status"], &seen["data"]["nonce"]), (&json!("confirmed"), &json!(0)));
@@ -136,19 +136,19 @@ async fn a_record_runs_to_confirmed_and_tells_each_status() {
 }
 
 #[tokio::test]
-async fn what_was_under_way_goes_on_after_a_restart_with_its_nonce() {
-    let stand = Stand::new().await;
-    let running = stand.start(1, Duration::from_millis(700)).await;
+async fn a_record_under_way_continues_after_a_restart_with_its_nonce() {
+    let fixture = DevFixture::new().await;
+    let running = fixture.start(1, Duration::from_millis(700)).await;
     let id = running.accept().await;
     let (_, status) = running.get("/dev-relayer-1/status").await;
     assert_eq!(status["data"]["pending_transactions_count"], 1);
     running.stop().await;
-    assert!(!stand.told().contains(&(id.clone(), "confirmed".to_owned())), "it was stopped on the way");
+    assert!(!fixture.told().contains(&(id.clone(), "confirmed".to_owned())), "it was stopped on the way");
 
-    let running = stand.start(1, Duration::from_millis(40)).await;
+    let running = fixture.start(1, Duration::from_millis(40)).await;
     let second = running.accept().await;
-    stand.until_told(&id, "confirmed").await;
-    stand.until_told(&second, "confirmed").await;
+    fixture.until_delivered(&id, "confirmed").await;
+    fixture.until_delivered(&second, "confirmed").await;
     let (_, first) = running.get(&format!("/dev-relayer-1/transactions/{id}")).await;
     assert_eq!(first["data"]["nonce"], 0);
     let (_, list) = running.get("/dev-relayer-1/transactions?status=Confirmed&per_page=1").await;
@@ -158,24 +158,24 @@ async fn what_was_under_way_goes_on_after_a_restart_with_its_nonce() {
 }
 
 #[tokio::test]
-async fn an_end_that_was_not_taken_is_told_again_after_a_restart_and_then_no_more() {
-    let stand = Stand::new().await;
-    stand.inbox.refuses.store(true, atomic::Ordering::SeqCst);
-    let running = stand.start(1, Duration::from_millis(10)).await;
+async fn an_undelivered_final_webhook_is_sent_again_after_a_restart_and_then_no_more() {
+    let fixture = DevFixture::new().await;
+    fixture.inbox.refuses.store(true, atomic::Ordering::SeqCst);
+    let running = fixture.start(1, Duration::from_millis(10)).await;
     let id = running.accept().await;
-    stand.until_told(&id, "confirmed").await;
+    fixture.until_delivered(&id, "confirmed").await;
     running.stop().await;
 
-    stand.inbox.refuses.store(false, atomic::Ordering::SeqCst);
-    stand.inbox.bodies.lock().unwrap().clear();
-    let running = stand.start(1, Duration::from_millis(10)).await;
-    stand.until_told(&id, "confirmed").await;
+    fixture.inbox.refuses.store(false, atomic::Ordering::SeqCst);
+    fixture.inbox.bodies.lock().unwrap().clear();
+    let running = fixture.start(1, Duration::from_millis(10)).await;
+    fixture.until_delivered(&id, "confirmed").await;
     // The next record's end proves that the mark of the first one has had its turn.
     let second = running.accept().await;
-    stand.until_told(&second, "confirmed").await;
-    let journal = Journal::open(Stand::database(stand.folder.path()), 1).await.unwrap();
+    fixture.until_delivered(&second, "confirmed").await;
+    let journal = fixture.journal().of_relayer(1);
     tokio::time::timeout(SOON, async {
-        while journal.load(10).await.unwrap().records.iter().any(|(_, told)| !told) {
+        while journal.load(10).unwrap().records.iter().any(|(_, told)| !told) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
@@ -183,27 +183,27 @@ async fn an_end_that_was_not_taken_is_told_again_after_a_restart_and_then_no_mor
     .expect("both ends are marked");
     running.stop().await;
 
-    stand.inbox.bodies.lock().unwrap().clear();
-    let running = stand.start(1, Duration::from_millis(10)).await;
+    fixture.inbox.bodies.lock().unwrap().clear();
+    let running = fixture.start(1, Duration::from_millis(10)).await;
     let third = running.accept().await;
-    stand.until_told(&third, "confirmed").await;
-    assert!(stand.told().iter().all(|(told, _)| *told == third), "{:?}", stand.told());
+    fixture.until_delivered(&third, "confirmed").await;
+    assert!(fixture.told().iter().all(|(told, _)| *told == third), "{:?}", fixture.told());
     running.stop().await;
 }
 
 #[tokio::test]
-async fn relayers_in_one_file_do_not_meet() {
-    let stand = Stand::new().await;
+async fn relayers_in_one_journal_do_not_see_each_others_records() {
+    let fixture = DevFixture::new().await;
     let step = Duration::from_millis(10);
-    let (one, two) = (stand.start(1, step).await, stand.start(2, step).await);
+    let (one, two) = (fixture.start(1, step).await, fixture.start(2, step).await);
     let (first, second) = (one.accept().await, two.accept().await);
     let third = one.accept().await;
-    stand.until_told(&third, "confirmed").await;
+    fixture.until_delivered(&third, "confirmed").await;
     assert_eq!(one.get(&format!("/dev-relayer-1/transactions/{second}")).await.0, 404);
     assert_eq!(one.get("/dev-relayer-2/transactions").await.0, 404);
     one.stop().await;
     two.stop().await;
-    let one = stand.start(1, step).await;
+    let one = fixture.start(1, step).await;
     let (_, list) = one.get("/dev-relayer-1/transactions").await;
     assert_eq!(list["pagination"]["total_items"], 2);
     for (place, id, nonce) in [(0, third, 1), (1, first, 0)] {
@@ -213,9 +213,25 @@ async fn relayers_in_one_file_do_not_meet() {
 }
 
 #[tokio::test]
+async fn a_reverting_and_a_malformed_call_fail_with_a_nonce() {
+    let fixture = DevFixture::new().await;
+    let running = fixture.start(1, Duration::from_millis(10)).await;
+    for (field, value) in [("data", "0xDEADBEEF00"), ("to", "0x1234")] {
+        let mut body = body();
+        body[field] = json!(value);
+        let id = running.send(&body).await.1["data"]["id"].as_str().unwrap().to_owned();
+        fixture.until_delivered(&id, "failed").await;
+        let (_, seen) = running.get(&format!("/dev-relayer-1/transactions/{id}")).await;
+        assert!(seen["data"]["nonce"].is_number() && seen["data"]["hash"].is_string(), "{seen}");
+        assert!(seen["data"]["confirmed_at"].is_null());
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn refusals_leave_nothing_behind() {
-    let stand = Stand::new().await;
-    let running = stand.start(1, Duration::from_millis(10)).await;
+    let fixture = DevFixture::new().await;
+    let running = fixture.start(1, Duration::from_millis(10)).await;
     let mut unpriced = body();
     unpriced.as_object_mut().unwrap().remove("speed");
     let (status, answer) = running.send(&unpriced).await;

@@ -17,41 +17,41 @@ use tokio::net::{TcpListener, TcpSocket};
 const LOWEST: u16 = 11_000;
 const HIGHEST: u16 = 32_000;
 
-/// Held until the process ends: a port once given out here is given out to nobody else, running or not.
-static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
+/// Held until the process ends, so that a port is given out only once, whether or not it is in use.
+static RESERVED: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// A port on 127.0.0.1 that is free now, and that no other caller of this function will get.
+/// A port on 127.0.0.1 that is free now. No other caller of this function gets it.
 ///
 /// # Panics
 /// When none is left.
 pub fn free_port() -> u16 {
     // A random start, so that parallel tests do not all try the same ports first.
     let first = rand::rng().random_range(LOWEST..HIGHEST);
-    let found = (first..HIGHEST).chain(LOWEST..first).find(|port| take(*port));
+    let found = (first..HIGHEST).chain(LOWEST..first).find(|port| reserve(*port));
     found.unwrap_or_else(|| panic!("no free port between {LOWEST} and {HIGHEST}"))
 }
 
-/// Takes that port for this process, unless somebody has it.
-fn take(port: u16) -> bool {
+/// Reserves a port for this process; `false` if it is in use or reserved.
+fn reserve(port: u16) -> bool {
     let folder = std::env::temp_dir().join("baton-harness-ports");
     std::fs::create_dir_all(&folder).expect("the folder for port locks can be made");
     let Ok(lock) = File::create(folder.join(port.to_string())) else { return false };
-    let taken = lock.try_lock().is_ok() && is_free(port);
-    if taken {
-        TAKEN.lock().expect("no holder of this lock panics").push(lock);
+    let reserved = lock.try_lock().is_ok() && is_free(port);
+    if reserved {
+        RESERVED.lock().expect("no holder of this lock panics").push(lock);
     }
-    taken
+    reserved
 }
 
-/// The first of so many ports in a row, all free now and given to nobody else.
+/// The first of `count` consecutive ports, all reserved.
 ///
 /// # Panics
 /// When there is no such row.
 pub fn free_row(count: u16) -> u16 {
     for _ in LOWEST..HIGHEST {
-        // What is taken and not in a row is kept, and so not tried again.
+        // Reserved ports that are not part of a row stay reserved, and so are not tried again.
         let first = free_port();
-        if (first + 1..first + count).all(take) {
+        if (first + 1..first + count).all(reserve) {
             return first;
         }
     }
@@ -60,9 +60,12 @@ pub fn free_row(count: u16) -> u16 {
 
 /// Listens on 127.0.0.1 and that port.
 ///
-/// A process that is being started has, until it runs its own program, a copy of every socket of the one that starts it.
-/// A port that was just left is therefore taken for some milliseconds more, and is waited for.
-pub(crate) async fn listen(port: u16) -> io::Result<TcpListener> {
+/// Between fork and exec a child process holds a copy of every socket of its parent. A port that was just left can
+/// therefore be in use for some milliseconds more; this waits for it.
+///
+/// # Errors
+/// When the port stays in use for 5 s.
+pub async fn listen(port: u16) -> io::Result<TcpListener> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let started = Instant::now();
     loop {
@@ -75,7 +78,7 @@ pub(crate) async fn listen(port: u16) -> io::Result<TcpListener> {
     }
 }
 
-/// Without listening: a copy of a socket that only looked is in nobody's way.
+/// Binds without listening: a copy of such a socket in a child process blocks nothing.
 fn is_free(port: u16) -> bool {
     let bound = TcpSocket::new_v4().and_then(|socket| {
         socket.set_reuseaddr(true)?;
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_that_is_about_to_be_left_is_waited_for() {
+    async fn listening_waits_for_a_port_that_is_about_to_be_left() {
         let port = free_port();
         let first = listen(port).await.expect("it is free");
         let leave = async move {

@@ -1,39 +1,43 @@
-//! What a development relayer accepts: the real one's rules and its words when it refuses (pure).
+//! What the relayer accepts: the real one's rules, and its words when it refuses.
 //!
-//! As there, a malformed `to` or `data` is no reason to refuse, and fields that are not known are dropped in silence.
+//! As measured, a malformed `to` or `data` is no reason to refuse, and unknown fields are dropped in silence.
 
 use alloy_primitives::U256;
 use serde::{Deserialize, Serialize};
-use serde_json::{error::Category, value::RawValue};
+use serde_json::{Value, error::Category, value::RawValue};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-/// What was asked for, in the form that is kept and shown.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Request {
-    pub(super) to: Option<String>,
+/// The understood part of a POST's body.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SendRequest {
+    pub(crate) to: Option<String>,
     /// 0x-hex, all 256 bits of it.
-    pub(super) value: String,
-    pub(super) data: Option<String>,
-    pub(super) gas_limit: Option<u64>,
-    pub(super) gas_price: Option<u128>,
-    pub(super) max_fee_per_gas: Option<u128>,
-    pub(super) max_priority_fee_per_gas: Option<u128>,
-    pub(super) speed: Option<Speed>,
+    pub(crate) value: String,
+    pub(crate) data: Option<String>,
+    pub(crate) gas_limit: Option<u64>,
+    pub(crate) gas_price: Option<u128>,
+    pub(crate) max_fee_per_gas: Option<u128>,
+    pub(crate) max_priority_fee_per_gas: Option<u128>,
+    pub(crate) speed: Option<Speed>,
 }
 
+/// The relayer's four price levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Speed {
+#[expect(missing_docs, reason = "the relayer's own names")]
+pub enum Speed {
     Fastest,
     Fast,
     Average,
     SafeLow,
 }
 
-/// Why not. Both are answered with 400; the first in text, the second in the usual envelope.
+/// Why a body is refused. Both are answered with 400.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
+    /// Answered in plain text.
     NotJson(String),
+    /// Answered in the usual envelope.
     Invalid(String),
 }
 
@@ -60,16 +64,24 @@ struct Body<'a> {
     valid_until: Option<String>,
 }
 
-impl Request {
+/// A body of the older dialect, which takes everything as it is but the amount's form.
+#[derive(Deserialize)]
+struct FlatBody<'a> {
+    to: Option<String>,
+    data: Option<String>,
+    #[serde(borrow)]
+    value: Option<&'a RawValue>,
+    #[serde(rename = "gasLimit")]
+    gas_limit: Option<Value>,
+}
+
+impl SendRequest {
     /// Reads and checks a POST's body.
-    pub(super) fn parse(body: &[u8], now: OffsetDateTime) -> Result<Self, Refusal> {
-        let body: Body = serde_json::from_slice(body).map_err(|error| match error.classify() {
-            Category::Data => Refusal::Invalid(without_position(&error)),
-            _ => Refusal::NotJson(format!("Json deserialize error: {error}")),
-        })?;
+    pub(crate) fn parse(body: &[u8], now: OffsetDateTime) -> Result<Self, Refusal> {
+        let body: Body = serde_json::from_slice(body).map_err(|error| refusal(&error))?;
         let valid_until = body.valid_until.clone();
         let request = Self {
-            value: amount(body.value.get()).map_err(Refusal::Invalid)?,
+            value: hex_amount(body.value.get()).map_err(Refusal::Invalid)?,
             to: body.to,
             data: body.data,
             gas_limit: body.gas_limit,
@@ -82,11 +94,16 @@ impl Request {
         Ok(request)
     }
 
-    /// Whether a chain could make sense of target and call data.
-    pub(super) fn is_well_formed(&self) -> bool {
-        let hex = |text: &str| text.strip_prefix("0x").and_then(|digits| hex::decode(digits).ok());
-        self.to.as_deref().is_none_or(|to| hex(to).is_some_and(|bytes| bytes.len() == 20))
-            && self.data.as_deref().is_none_or(|data| hex(data).is_some())
+    /// Reads a body of the older dialect.
+    pub(crate) fn parse_flat(body: &[u8]) -> Result<Self, Refusal> {
+        let body: FlatBody = serde_json::from_slice(body).map_err(|error| refusal(&error))?;
+        let value = body.value.map_or(Ok("0x0".to_owned()), |raw| hex_amount(raw.get()));
+        let gas_limit = match body.gas_limit {
+            Some(Value::String(text)) => text.parse().ok(),
+            Some(number) => number.as_u64(),
+            None => None,
+        };
+        Ok(Self { to: body.to, value: value.map_err(Refusal::Invalid)?, data: body.data, gas_limit, ..Self::default() })
     }
 
     fn check(&self, valid_until: Option<&str>, now: OffsetDateTime) -> Result<(), String> {
@@ -130,14 +147,33 @@ impl Request {
 
     fn intrinsic_gas(&self) -> u64 {
         let digits = self.data.as_deref().and_then(|data| data.strip_prefix("0x")).unwrap_or_default();
-        // Two hex digits a byte; what is not hex costs like any other byte and fails later, as at the real one.
+        // Two hex digits are a byte. Data that is not hex costs like other data here and fails after signing, as measured.
         let calldata: u64 = digits.as_bytes().chunks(2).map(|byte| if byte == b"00" { 4 } else { 16 }).sum();
         21_000 + calldata + if self.to.is_none() { 32_000 } else { 0 }
     }
 }
 
-/// An amount as JSON has it (an integer, or a string of decimal or 0x-hex digits), as 0x-hex.
-fn amount(json: &str) -> Result<String, String> {
+/// Whether a chain could make sense of target and call data.
+pub(crate) fn is_well_formed(to: Option<&str>, data: Option<&str>) -> bool {
+    let digits = |text: &str| {
+        text.strip_prefix("0x").filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit())).map(str::len)
+    };
+    to.is_none_or(|to| digits(to) == Some(40))
+        && data.is_none_or(|data| digits(data).is_some_and(|length| length % 2 == 0))
+}
+
+fn refusal(error: &serde_json::Error) -> Refusal {
+    match error.classify() {
+        Category::Data => Refusal::Invalid(without_position(error)),
+        _ => Refusal::NotJson(format!("Json deserialize error: {error}")),
+    }
+}
+
+/// The amount in a JSON text (an integer, or a string of decimal or 0x-hex digits) as 0x-hex.
+///
+/// # Errors
+/// With the relayer's message when the text is no unsigned integer of at most 256 bits.
+pub fn hex_amount(json: &str) -> Result<String, String> {
     let quoted = json.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     let (digits, radix) = match quoted.and_then(|text| text.strip_prefix("0x")) {
         Some(digits) => (digits, 16),
@@ -164,8 +200,8 @@ mod tests {
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-11-15 18:30 UTC);
 
-    fn refusal(body: &str) -> String {
-        match Request::parse(body.as_bytes(), NOW) {
+    fn message(body: &str) -> String {
+        match SendRequest::parse(body.as_bytes(), NOW) {
             Err(Refusal::Invalid(message)) => message,
             other => panic!("{body} gave {other:?}"),
         }
@@ -175,10 +211,10 @@ mod tests {
     fn the_measured_request_is_accepted_as_it_is() {
         let body = r#"{"to":"0x90F79bf6EB2c4f870365E785982E1f101E93b906","value":1000000000000000,"data":"0x",
             "gas_limit":21000,"speed":"fast","external_id":"dropped"}"#;
-        let request = Request::parse(body.as_bytes(), NOW).unwrap();
+        let request = SendRequest::parse(body.as_bytes(), NOW).unwrap();
         assert_eq!(request.value, "0x38d7ea4c68000");
         assert_eq!((request.gas_limit, request.speed), (Some(21_000), Some(Speed::Fast)));
-        assert!(request.is_well_formed());
+        assert!(is_well_formed(request.to.as_deref(), request.data.as_deref()));
     }
 
     #[test]
@@ -220,14 +256,14 @@ mod tests {
                 "Both txs `to` and `data` fields are missing. At least one of them has to be set.",
             ),
         ] {
-            assert_eq!(refusal(body), message, "{body}");
+            assert_eq!(self::message(body), message, "{body}");
         }
     }
 
     #[test]
-    fn what_is_no_json_is_told_apart() {
+    fn a_body_that_is_not_json_is_refused_in_plain_text() {
         for body in ["", "{", "{]", r#"{"value":0} x"#] {
-            let refusal = Request::parse(body.as_bytes(), NOW).unwrap_err();
+            let refusal = SendRequest::parse(body.as_bytes(), NOW).unwrap_err();
             assert!(
                 matches!(&refusal, Refusal::NotJson(text) if text.starts_with("Json deserialize error: ")),
                 "{body}"
@@ -239,22 +275,23 @@ mod tests {
     fn amounts_keep_all_256_bits() {
         let most = "115792089237316195423570985008687907853269984665640564039457584007913129639935";
         let ones = format!("0x{}", "f".repeat(64));
-        assert_eq!(amount(most).unwrap(), ones);
-        assert_eq!(amount(&format!("\"{most}\"")).unwrap(), ones);
-        assert_eq!(amount("\"0x00FF\"").unwrap(), "0xff");
-        assert_eq!(amount("0").unwrap(), "0x0");
+        assert_eq!(hex_amount(most).unwrap(), ones);
+        assert_eq!(hex_amount(&format!("\"{most}\"")).unwrap(), ones);
+        assert_eq!(hex_amount("\"0x00FF\"").unwrap(), "0xff");
+        assert_eq!(hex_amount("0").unwrap(), "0x0");
         for wrong in ["-1", "1.5", "1e18", "\"\"", "\"0x\"", "0x10", "null", "\"1_0\"", "\"+1\"", &format!("{most}0")] {
-            assert!(amount(wrong).is_err(), "{wrong}");
+            assert!(hex_amount(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn a_malformed_target_is_accepted_but_known() {
+    fn a_malformed_target_is_accepted_and_recognised() {
         for body in [
             r#"{"to":"0x1234","value":0,"speed":"fast"}"#,
             r#"{"to":"0x90F79bf6EB2c4f870365E785982E1f101E93b906","data":"zz","value":0,"speed":"fast"}"#,
         ] {
-            assert!(!Request::parse(body.as_bytes(), NOW).unwrap().is_well_formed(), "{body}");
+            let request = SendRequest::parse(body.as_bytes(), NOW).unwrap();
+            assert!(!is_well_formed(request.to.as_deref(), request.data.as_deref()), "{body}");
         }
     }
 }

@@ -2,35 +2,43 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::record::Status;
+use crate::record::Status;
 
-/// Everything that can be wrong at one time.
+/// All faults of a relayer at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// For the next POSTs, one each, before anything below is asked. `None` is a POST that behaves.
+    /// For the next POSTs, one each, before the other POST faults. `None` is a POST that behaves.
     pub next_posts: VecDeque<Option<PostFault>>,
     /// For every POST.
     pub every_post: Option<PostFault>,
     /// For POSTs by chance.
     pub plan: Option<FaultPlan>,
-    /// This status to every request, reads and health included.
+    /// Answers every request with this status, reads and health included.
     pub every_request: Option<u16>,
-    /// For GET of relayers and their status.
+    /// For GET of relayers, their status and balance.
     pub relayer_reads: ReadFault,
     /// For GET of transactions, one or a list.
     pub transaction_reads: ReadFault,
-    /// For what it tells about its records.
+    /// For lists of transactions that are answered.
+    pub listing: ListFault,
+    /// For webhooks.
     pub webhooks: WebhookFaults,
-    /// For the next accepted records, one each, before `outcome` is asked.
+    /// For the next accepted records, one each, before `outcome`.
     pub next_outcomes: VecDeque<Outcome>,
-    /// What becomes of accepted records.
+    /// How accepted records end.
     pub outcome: Outcome,
     /// Records get as far as `submitted` and stay there until this is false again.
     pub jammed: bool,
-    /// POST answers 403 `Relayer paused`; reads say so.
+    /// A nonce that was taken and never broadcast holds every later nonce at `submitted`, until a gap filler takes it.
+    pub gaps_jam: bool,
+    /// POST answers 403 `Relayer paused`, and reads show it.
     pub paused: bool,
-    /// POST answers 403 `Relayer disabled`; reads say so.
+    /// POST answers 403 `Relayer disabled`, and reads show it.
     pub system_disabled: bool,
+    /// New records fail before they are signed, for lack of balance; `/status` shows a balance of 0.
+    pub out_of_funds: bool,
+    /// Difference of the relayer's clock to the caller's, in the `Date` header and in all of its records' times.
+    pub clock_offset_ms: i64,
 }
 
 impl Faults {
@@ -52,7 +60,7 @@ impl Faults {
         Self { plan: Some(plan), ..Self::default() }
     }
 
-    /// This end for every record.
+    /// The same end for every record.
     #[must_use]
     pub fn with_outcome(outcome: Outcome) -> Self {
         Self { outcome, ..Self::default() }
@@ -70,42 +78,53 @@ pub enum PostFault {
     Disabled,
     /// 429 with `retry-after: 0`, nothing stored.
     RateLimited,
+    /// 429 of the concurrency limit, nothing stored.
+    TooManyConcurrent,
     /// 400 with this message, nothing stored.
     Refused(String),
-    /// Any other status (409, 503 …) in the usual envelope, nothing stored.
+    /// Another status (409, 503 …) in the usual envelope, nothing stored.
     Status(u16),
     /// 500, nothing stored.
     ErrorBeforeStoring,
-    /// 500, but the record is stored and goes on to its end.
+    /// 500, but the record is stored and runs to its end.
     ErrorAfterStoring,
     /// 500, and the record is stored as `failed`, `Queue unavailable`, never signed.
     QueueUnavailable,
-    /// 504 in text, but the record is stored and goes on to its end.
+    /// 504 in plain text, but the record is stored and runs to its end.
     TimeoutAfterStoring,
     /// Stored, and then never answered.
     HangAfterStoring,
     /// Never stored and never answered.
     HangBeforeStoring,
-    /// Not answered, and stored only after this long: the caller may have given up and looked for it in vain.
+    /// Never answered, and stored only after this long: the caller may have given up and searched in vain.
     HangThenStore(Duration),
+    /// Answered with 504 at once, and stored only after this long: a proxy gives up, the relayer goes on.
+    TimeoutThenStore(Duration),
+    /// The connection ends without an answer at once, and the record is stored only after this long.
+    CutThenStore(Duration),
+    /// Stored only after this long, and answered well right then.
+    StoreLate(Duration),
     /// Stored, and then the connection ends without an answer.
     CutAfterStoring,
     /// The connection ends without an answer, nothing stored.
     CutBeforeStoring,
+    /// Stored, and the connection ends in the middle of the answer's body.
+    BreakOffAfterStoring,
     /// Stored at once and answered well, but only after this long.
     Slow(Duration),
-    /// 200, stored, but the body is not what it should be (a proxy's page, for instance).
+    /// 200 and stored, but the body is no answer of a relayer (a proxy's page, for instance).
     GarbledAnswer,
 }
 
 impl PostFault {
-    /// A short name, for counts.
+    /// A short name for counts.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Unauthorized => "unauthorized",
             Self::Paused => "paused",
             Self::Disabled => "disabled",
             Self::RateLimited => "rate limited",
+            Self::TooManyConcurrent => "too many concurrent",
             Self::Refused(_) => "refused",
             Self::Status(_) => "status",
             Self::ErrorBeforeStoring => "error before storing",
@@ -115,35 +134,52 @@ impl PostFault {
             Self::HangAfterStoring => "hang after storing",
             Self::HangBeforeStoring => "hang before storing",
             Self::HangThenStore(_) => "hang then store",
+            Self::TimeoutThenStore(_) => "timeout then store",
+            Self::CutThenStore(_) => "cut then store",
+            Self::StoreLate(_) => "store late",
             Self::CutAfterStoring => "cut after storing",
             Self::CutBeforeStoring => "cut before storing",
+            Self::BreakOffAfterStoring => "break off after storing",
             Self::Slow(_) => "slow",
             Self::GarbledAnswer => "garbled answer",
         }
     }
 
-    /// Whether a record exists afterwards (sooner or later).
+    /// Whether a record exists afterwards, at once or later.
     pub fn stores(&self) -> bool {
-        matches!(
+        !matches!(
             self,
-            Self::ErrorAfterStoring
-                | Self::QueueUnavailable
-                | Self::TimeoutAfterStoring
-                | Self::HangAfterStoring
-                | Self::HangThenStore(_)
-                | Self::CutAfterStoring
-                | Self::Slow(_)
-                | Self::GarbledAnswer
+            Self::Unauthorized
+                | Self::Paused
+                | Self::Disabled
+                | Self::RateLimited
+                | Self::TooManyConcurrent
+                | Self::Refused(_)
+                | Self::Status(_)
+                | Self::ErrorBeforeStoring
+                | Self::HangBeforeStoring
+                | Self::CutBeforeStoring
         )
+    }
+
+    /// How long the record is not yet stored.
+    pub(crate) fn store_delay(&self) -> Option<Duration> {
+        match self {
+            Self::HangThenStore(delay)
+            | Self::TimeoutThenStore(delay)
+            | Self::CutThenStore(delay)
+            | Self::StoreLate(delay) => Some(*delay),
+            _ => None,
+        }
     }
 }
 
-/// POST faults by chance: each POST suffers at most one of them.
+/// POST faults by chance. Each POST gets at most one of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FaultPlan {
-    /// Where the dice start; the same seed and the same order of requests give the same faults.
+    /// Start of the random sequence. The same seed and the same order of requests give the same faults.
     pub seed: u64,
-    /// Each fault with its probability. The sum must not pass 1; what is left is good behaviour.
+    /// Each fault with its probability. The sum must not exceed 1; the rest of the POSTs behave.
     pub chances: Vec<(PostFault, f64)>,
 }
 
@@ -165,7 +201,7 @@ impl FaultPlan {
         self
     }
 
-    /// A bit of everything that can happen to a POST: half of them go wrong.
+    /// A mixture of the common faults: half of the POSTs go wrong.
     pub fn storm(seed: u64) -> Self {
         Self::new(seed)
             .with(PostFault::RateLimited, 0.05)
@@ -178,12 +214,12 @@ impl FaultPlan {
             .with(PostFault::Slow(Duration::from_millis(50)), 0.05)
     }
 
-    /// The fault for a throw of the dice in `0.0..1.0`.
-    pub(super) fn pick(&self, throw: f64) -> Option<&PostFault> {
+    /// The fault for a random number in `0.0..1.0`.
+    pub(crate) fn pick(&self, random: f64) -> Option<&PostFault> {
         let mut upper = 0.0;
         self.chances.iter().find_map(|(fault, probability)| {
             upper += probability;
-            (throw < upper).then_some(fault)
+            (random < upper).then_some(fault)
         })
     }
 }
@@ -199,28 +235,39 @@ pub struct ReadFault {
     pub hang: bool,
 }
 
+/// What goes wrong with lists of transactions. A GET of one record by its id is not affected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListFault {
+    /// Records younger than this are not listed yet.
+    pub late_by: Duration,
+    /// The oldest record comes first.
+    pub oldest_first: bool,
+    /// Ids of records that are never listed.
+    pub omitted: Vec<String>,
+}
+
 /// What goes wrong with webhooks. Probabilities are from 0 to 1 and drawn from the relayer's seed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WebhookFaults {
-    /// Chance that one is never sent.
+    /// Probability that a webhook is never sent.
     pub lose: f64,
-    /// Chance that one is sent a second time after it was delivered, with the same id, body and signature.
+    /// Probability that a webhook is sent once more after its delivery, with the same id, body and signature.
     pub repeat: f64,
-    /// Chance that one is held back for up to `reorder_within`, so that later ones overtake it.
+    /// Probability that a webhook is held back for up to `reorder_within`, so that later ones overtake it.
     pub reorder: f64,
-    /// See `reorder`; 300 ms when zero.
+    /// Longest time for `reorder`; 300 ms when zero.
     pub reorder_within: Duration,
-    /// Each is sent this much later.
+    /// Added before each webhook.
     pub delay: Duration,
     /// The record runs up to this status, and its webhooks are tried once, before the POST is answered.
     pub before_answer: Option<Status>,
-    /// Everything but the final webhook is held back until that one was tried, and comes after it.
+    /// Webhooks of earlier statuses are held back until the final one was tried.
     pub late: bool,
-    /// Signed with another key.
+    /// Signs with another key.
     pub forged: bool,
 }
 
-/// What becomes of an accepted record.
+/// How an accepted record ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
     /// `sent`, `submitted`, `confirmed`.
@@ -228,7 +275,7 @@ pub enum Outcome {
     Confirmed,
     /// Reported `confirmed`, but replaced by a no-op: `to` = `from`, `value` 0x0, `data` 0x.
     NoOp,
-    /// `failed` with this reason and neither nonce nor hash: it never left the relayer.
+    /// `failed` with this reason and neither nonce nor hash: the relayer never signed it.
     NeverSigned(String),
     /// `failed` on the chain, with nonce and hash.
     Reverted,
@@ -236,6 +283,12 @@ pub enum Outcome {
     Canceled,
     /// `confirmed`, and then `sent` and `submitted` again with another nonce and hash: a double send.
     SentTwice,
-    /// Stays `submitted` for good.
+    /// Stays `submitted` for good, although the chain has it.
     Stuck,
+    /// Reported `failed` with nonce and hash, "consumed externally", although the call was executed under another hash.
+    FailedButExecuted,
+    /// Takes a nonce, is never broadcast, and is `failed` after [`Timing::given_up`](crate::Timing::given_up).
+    GivenUp,
+    /// Stored, but no job moves it: `pending` for good.
+    WithoutJob,
 }

@@ -1,7 +1,7 @@
-//! The chain's node, asked over JSON-RPC, and what its answers prove.
+//! The chain's node over JSON-RPC, and what its answers prove.
 //!
-//! *Refused* is the node's own word about this transaction. Everything else that is not an answer (no connection, a
-//! timeout, an error of the server) is *away*: nothing is known, and the same question comes again.
+//! *Refused* is the node's own statement about a transaction. Everything else (no connection, a timeout, an error of the
+//! server) is *away*: nothing is known, and the same question is asked again.
 
 use std::time::Duration;
 
@@ -15,21 +15,17 @@ use alloy_provider::{
 };
 use alloy_sol_types::{Panic, Revert, SolError};
 
-use super::{
-    record::now,
-    request::Request,
-    signed::{Fees, Signed},
-};
-use crate::http::outgoing;
+use super::signed::{Fees, Signed};
+use crate::{Record, record::NO_OP_GAS, request::is_well_formed, server::now_ms};
 
-/// For one question. Shorter than the real one's 10 s: a laptop's chain answers at once or not at all.
+/// Shorter than the real relayer's 10 s: a laptop's chain answers at once or not at all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The real one sends what cannot be estimated, with so much gas: a plain transfer, a token's, its `transferFrom`, others.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The real relayer sends a call whose gas cannot be estimated with one of these: a plain transfer, a token's
+/// `transfer`, its `transferFrom`, others.
 const GAS_DEFAULTS: (u64, u64, u64, u64) = (21_000, 65_000, 80_000, 200_000);
-const NO_OP_GAS: u64 = 21_000;
-/// JSON-RPC's "internal error" and "limit exceeded": about the node, not about what it was asked.
-const OWN_TROUBLE: [i64; 2] = [-32603, -32005];
+/// JSON-RPC's "internal error" and "limit exceeded": statements about the node, not about the request.
+const NODE_ERRORS: [i64; 2] = [-32603, -32005];
 
 type TransactionRequest = <Ethereum as Network>::TransactionRequest;
 
@@ -37,31 +33,31 @@ pub(super) struct Node {
     provider: RootProvider,
 }
 
-/// Nothing is known: the node did not answer, and this is what happened instead.
+/// The node did not answer, with the reason. Nothing is known.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Away(String);
 
-/// The node's word on a transaction that was sent to it.
+/// The node's answer to a transaction that was sent to it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// It has it, now or since an earlier time.
+    /// The node has it, now or since an earlier time.
     Yes,
     /// A transaction with this nonce was mined. It may be this one.
     NonceUsed,
-    /// Not as things are: there is too little money, or another transaction with this nonce waits to be mined.
+    /// Not at present: the balance is too low, or another transaction with this nonce waits to be mined.
     NotNow(String),
-    /// It does not want it, and says why.
+    /// Refused, with the node's reason.
     Refused(String),
 }
 
-/// How a transaction ended.
+/// A mined transaction.
 pub(super) struct Mined {
-    pub(super) well: bool,
+    pub(super) succeeded: bool,
     pub(super) block: Option<u64>,
 }
 
-/// What a transaction needs beside a nonce.
+/// A transaction without its nonce.
 #[derive(Debug)]
 pub(super) struct Offer {
     request: TransactionRequest,
@@ -71,7 +67,8 @@ pub(super) struct Offer {
 
 impl Node {
     pub(super) fn new(url: reqwest::Url) -> reqwest::Result<Self> {
-        let client = outgoing::client(IDLE_TIMEOUT).timeout(ANSWER_TIMEOUT).build()?;
+        let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
+        let client = builder.connect_timeout(CONNECT_TIMEOUT).timeout(ANSWER_TIMEOUT).tcp_nodelay(true).build()?;
         Ok(Self { provider: ProviderBuilder::<_, _, Ethereum>::default().connect_reqwest(client, url) })
     }
 
@@ -83,23 +80,23 @@ impl Node {
         self.provider.get_balance(address).await.map_err(away)
     }
 
-    /// How many transactions of this sender were mined.
+    /// Number of mined transactions of this sender.
     pub(super) async fn nonce_mined(&self, address: Address) -> Result<u64, Away> {
         self.provider.get_transaction_count(address).latest().await.map_err(away)
     }
 
-    /// The same, with those that wait in the node's pool and can be mined.
+    /// The same, with the transactions in the node's pool that can be mined.
     pub(super) async fn nonce_pending(&self, address: Address) -> Result<u64, Away> {
         self.provider.get_transaction_count(address).pending().await.map_err(away)
     }
 
-    /// Gas and fees for a request; or why it cannot be signed, in the real one's words. What is `spoken_for` is no longer
-    /// there to pay with.
+    /// Gas and fees for a record; or why it cannot be signed, in the real relayer's words. `reserved` wei of the balance
+    /// belong to transactions under way.
     pub(super) async fn offer(
         &self,
         from: Address,
-        wanted: &Request,
-        spoken_for: U256,
+        wanted: &Record,
+        reserved: U256,
     ) -> Result<Result<Offer, String>, Away> {
         let Some(request) = to_chain(from, wanted) else {
             return Ok(Err("Transaction could not be encoded: malformed `to` or `data`".to_owned()));
@@ -125,7 +122,7 @@ impl Node {
         let cost = U256::from(gas_limit)
             .checked_mul(U256::from(fees.max()))
             .and_then(|gas| gas.checked_add(request.value.unwrap_or_default()));
-        let balance = self.balance(from).await?.saturating_sub(spoken_for);
+        let balance = self.balance(from).await?.saturating_sub(reserved);
         if cost.is_none_or(|cost| cost > balance) {
             let cost = cost.map_or("more than there is".to_owned(), |cost| cost.to_string());
             let reason = format!("Insufficient balance: Relayer balance {balance} is insufficient to cover {cost}");
@@ -137,7 +134,7 @@ impl Node {
     async fn estimate(&self, request: &TransactionRequest) -> Result<u64, Away> {
         match self.provider.estimate_gas(request.clone()).await {
             Ok(gas) => Ok(gas + gas / 10),
-            // As the real one does: it will fail on the chain, where everybody can see it.
+            // As the real relayer does: the call then fails on the chain.
             Err(error) if error.as_error_resp().is_some() => {
                 Ok(gas_default(request.input.input().map(AsRef::as_ref).unwrap_or_default()))
             }
@@ -148,21 +145,21 @@ impl Node {
     pub(super) async fn send(&self, raw: &[u8]) -> Result<Taken, Away> {
         match self.provider.send_raw_transaction(raw).await {
             Ok(_) => Ok(Taken::Yes),
-            Err(error) => own_word(&error).map(|word| read_refusal(&word)).ok_or_else(|| away(error)),
+            Err(error) => statement(&error).map(|reason| read_refusal(&reason)).ok_or_else(|| away(error)),
         }
     }
 
     pub(super) async fn mined(&self, hash: B256) -> Result<Option<Mined>, Away> {
         let receipt = self.provider.get_transaction_receipt(hash).await.map_err(away)?;
-        Ok(receipt.map(|receipt| Mined { well: receipt.status(), block: receipt.block_number }))
+        Ok(receipt.map(|receipt| Mined { succeeded: receipt.status(), block: receipt.block_number }))
     }
 
-    /// Why it reverted: the same call on what the chain was before that block. `None` if it would have worked there, or
-    /// the node does not remember.
+    /// Why it reverted: the result of the same call on the state before that block. `None` if it succeeds there, or the
+    /// node no longer has that state.
     pub(super) async fn revert_reason(
         &self,
         from: Address,
-        wanted: &Request,
+        wanted: &Record,
         signed: &Signed,
         block: u64,
     ) -> Result<Option<String>, Away> {
@@ -170,14 +167,14 @@ impl Node {
         let call = self.provider.call(request.with_gas_limit(signed.gas_limit)).block(block.saturating_sub(1).into());
         match call.await {
             Ok(_) => Ok(None),
-            // Its own trouble too: an end must not wait for its reason.
-            Err(error) if error.as_error_resp().is_some() => Ok(own_word(&error)),
+            // Also for errors of the node itself: a final status must not wait for its reason.
+            Err(error) if error.as_error_resp().is_some() => Ok(statement(&error)),
             Err(error) => Err(away(error)),
         }
     }
 }
 
-/// Signs with that nonce.
+/// Signs with this nonce.
 pub(super) async fn sign(wallet: &EthereumWallet, chain_id: u64, nonce: u64, offer: Offer) -> anyhow::Result<Signed> {
     let Offer { request, gas_limit, fees } = offer;
     let request = request.with_chain_id(chain_id).with_nonce(nonce).with_gas_limit(gas_limit);
@@ -200,12 +197,12 @@ pub(super) async fn sign(wallet: &EthereumWallet, chain_id: u64, nonce: u64, off
         r: signature.r().into(),
         s: signature.s().into(),
         v: u8::from(signature.v()),
-        at: now(),
+        at_ms: now_ms(),
     })
 }
 
 impl Offer {
-    /// A transfer of nothing to itself, which uses up a nonce.
+    /// A transfer of nothing to the sender itself, which uses up a nonce.
     pub(super) async fn no_op(node: &Node, from: Address) -> Result<Self, Away> {
         let fees = node.provider.estimate_eip1559_fees().await.map_err(away)?;
         let request = TransactionRequest::default().with_from(from).with_to(from).with_value(U256::ZERO);
@@ -215,8 +212,8 @@ impl Offer {
 }
 
 /// `None` if target or data are malformed.
-fn to_chain(from: Address, wanted: &Request) -> Option<TransactionRequest> {
-    if !wanted.is_well_formed() {
+fn to_chain(from: Address, wanted: &Record) -> Option<TransactionRequest> {
+    if !is_well_formed(wanted.to.as_deref(), wanted.data.as_deref()) {
         return None;
     }
     let to = match &wanted.to {
@@ -238,9 +235,9 @@ fn gas_default(data: &[u8]) -> u64 {
     }
 }
 
-/// Without the node's address, in which some providers want a key.
+/// Leaves out the node's address, which contains a key at some providers.
 fn away(error: RpcError<TransportErrorKind>) -> Away {
-    let said = match &error {
+    let reason = match &error {
         RpcError::ErrorResp(payload) => format!("the node says {}", payload.message),
         RpcError::Transport(TransportErrorKind::HttpError(answer)) => format!("the node answers {}", answer.status),
         RpcError::Transport(TransportErrorKind::Custom(cause)) => match cause.downcast_ref::<reqwest::Error>() {
@@ -250,22 +247,22 @@ fn away(error: RpcError<TransportErrorKind>) -> Away {
         },
         _ => "the node's answer cannot be read".to_owned(),
     };
-    Away(said)
+    Away(reason)
 }
 
-/// What the node itself says about the question: the reason of a revert if there is one, else its message. `None` if it
-/// said nothing, or speaks of trouble of its own.
-fn own_word(error: &RpcError<TransportErrorKind>) -> Option<String> {
+/// The node's own statement about the request: the reason of a revert if there is one, else its message. `None` if it
+/// made none, or reports an error of its own.
+fn statement(error: &RpcError<TransportErrorKind>) -> Option<String> {
     let payload = error.as_error_resp()?;
     // Hardhat calls a revert an internal error.
-    if OWN_TROUBLE.contains(&payload.code) && !payload.message.contains("revert") {
+    if NODE_ERRORS.contains(&payload.code) && !payload.message.contains("revert") {
         return None;
     }
     let data = payload.as_revert_data();
     Some(data.and_then(|data| read_revert(&data)).unwrap_or_else(|| payload.message.clone().into_owned()))
 }
 
-/// The text of `revert("…")`, what a panic means, or the bytes of a contract's own error.
+/// The text of `revert("…")`, the meaning of a panic, or the bytes of a contract's own error.
 fn read_revert(data: &[u8]) -> Option<String> {
     if data.is_empty() {
         return None;
@@ -277,18 +274,18 @@ fn read_revert(data: &[u8]) -> Option<String> {
     })
 }
 
-/// The words of geth, anvil and Hardhat.
-fn read_refusal(word: &str) -> Taken {
-    let lower = word.to_ascii_lowercase();
+/// Knows the messages of geth, anvil and Hardhat.
+fn read_refusal(reason: &str) -> Taken {
+    let lower = reason.to_ascii_lowercase();
     let says = |phrases: &[&str]| phrases.iter().any(|phrase| lower.contains(phrase));
     if says(&["already known", "known transaction", "already imported"]) {
         Taken::Yes
     } else if says(&["nonce too low", "nonce is too low", "nonce has already been used"]) {
         Taken::NonceUsed
     } else if says(&["insufficient funds", "enough funds", "underpriced", "replacement", "base fee", "pool is full"]) {
-        Taken::NotNow(word.to_owned())
+        Taken::NotNow(reason.to_owned())
     } else {
-        Taken::Refused(word.to_owned())
+        Taken::Refused(reason.to_owned())
     }
 }
 
@@ -299,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nodes_words_are_understood() {
+    fn refusals_of_the_common_nodes_are_understood() {
         for word in ["already known", "Known transaction: 0x12", "transaction already imported"] {
             assert_eq!(read_refusal(word), Taken::Yes);
         }
@@ -313,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn reverts_are_shown_in_words_where_there_are_any() {
+    fn reverts_are_shown_as_text_where_they_have_one() {
         assert_eq!(read_revert(&Revert::from("not today").abi_encode()).as_deref(), Some("not today"));
         let panic = Panic::from(PanicKind::DivisionByZero).abi_encode();
         assert!(read_revert(&panic).is_some_and(|reason| reason.contains("zero")), "{:?}", read_revert(&panic));
@@ -323,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn gas_that_cannot_be_estimated_is_what_the_real_one_takes() {
+    fn gas_that_cannot_be_estimated_gets_the_real_relayers_default() {
         assert_eq!(gas_default(&[]), 21_000);
         assert_eq!(gas_default(&[0xa9, 0x05, 0x9c, 0xbb, 0]), 65_000);
         assert_eq!(gas_default(&[1]), 200_000);
