@@ -11,6 +11,7 @@ pub mod config;
 pub mod dead_letters;
 pub mod engine;
 pub mod http;
+pub mod mutations;
 pub mod randomness;
 pub mod relay;
 pub mod telemetry;

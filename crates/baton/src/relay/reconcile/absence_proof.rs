@@ -1,60 +1,61 @@
-//! What a relayer's own list says about a submission whose outcome nobody knows (pure). The judgement here is all there
-//! is between a lost answer and a double payment; the reasons for each rule are in ADR 4.
+//! What a relayer's own list proves about a submission of unknown outcome (pure). These rules are the only protection
+//! against a double payment after a lost answer; ADR 4 gives the reason of each.
 //!
-//! [`crate::relay::reconcile::unknown_outcomes`] reads the list, asks what has to be asked and acts on the judgement.
+//! [`crate::relay::reconcile::unknown_outcomes`] reads the list, asks the questions and acts on the finding.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
+use crate::mutations::Mutation;
 use crate::relay::request::call::Call;
 use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{Claim, RelayerTxId, Transaction, UnknownOutcome};
 use crate::timestamp::Timestamp;
 
-/// What was read of a relayer's list.
+/// The part of a relayer's list that was read.
 #[derive(Debug, Clone)]
 pub struct RelayerListing {
     /// Records that may matter, oldest first.
     pub records: Vec<Report>,
-    /// When the oldest record that was seen was made, whether or not it matters.
+    /// Creation time of the oldest record read, whether or not it matters.
     pub oldest: Option<Timestamp>,
     /// Whether the list was read far enough back.
     pub complete: bool,
-    /// How far the relayer's clock may be from ours.
+    /// Largest difference between the relayer's clock and ours.
     pub skew: Duration,
-    /// When the list was asked for.
+    /// Time at which the list was requested.
     pub read_at: Timestamp,
 }
 
 /// A submission of unknown outcome.
 #[derive(Debug, Clone, Copy)]
 pub struct LostSubmission<'a> {
-    /// What was, or was not, submitted.
+    /// The call that may have been submitted.
     pub call: &'a Call,
-    /// By whom and when.
+    /// The claim under which it may have been submitted.
     pub claim: &'a Claim,
-    /// Why nobody knows.
+    /// Why the outcome is unknown.
     pub unknown: &'a UnknownOutcome,
-    /// How much further off from the relayer's clock the claim's time may be than a time of now.
+    /// How much further the claim's time may be off from the relayer's clock than the current time is.
     pub slip: Duration,
-    /// Whether it has not been on the list for so long that nothing can come of it, if it is not on this one either.
+    /// Whether the absence has lasted long enough: if it is not on this list either, it cannot appear any more.
     pub over: bool,
 }
 
-/// What follows from a list.
+/// Conclusion from a list.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Finding<'a> {
-    /// This record is it.
+    /// This record is the submission.
     Bind(&'a Report),
-    /// It is not there, and would be if it has been stored.
+    /// It is not listed, and would be if the relayer had stored it.
     Absent,
-    /// It is not there, which proves nothing unless the relayer still knows what it had before.
+    /// It is not listed; that proves something only if the relayer still knows its earlier transactions.
     AskMemory,
-    /// It is not to be seen, for a reason that proves nothing.
+    /// It is not listed, but for this reason it may exist all the same.
     Unproven(&'static str),
 }
 
-/// Whether a relayer still knows what it had before the claim.
+/// Whether a relayer still knows its transactions from before the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     /// It does.
@@ -63,7 +64,7 @@ pub enum Memory {
     Lost,
     /// It could not be asked.
     Unasked,
-    /// There is nothing to ask it about.
+    /// There is no earlier transaction to ask about.
     Untestable,
 }
 
@@ -77,8 +78,8 @@ impl RelayerListing {
     /// were claimed at the same relayer, both read after the list; `memory` is `None` until it has been asked.
     ///
     /// A record that an equal transaction may be looking for is taken only if it is proven that ours is not there and
-    /// cannot come any more: whoever finds its record taken is sent again, and would be sent again in spite of ours.
-    /// One that failed before it was signed is left for last in the same way, since what is bound to it is sent again.
+    /// cannot come any more: a row that finds its record taken is sent again, which would be a double if ours existed.
+    /// A record that failed before it was signed is left for last in the same way, since a row bound to it is sent again.
     pub fn judge<'a>(
         &'a self,
         case: LostSubmission<'_>,
@@ -98,16 +99,19 @@ impl RelayerListing {
         }
         let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free, memory) };
         let absence = self.judge_absence(case, since, &ours, memory);
-        if absence != Finding::Absent || !case.over {
+        let unproven = matches!(absence, Finding::Unproven(_)) && self.read_at >= case.unknown.open_until;
+        let over = case.over || Mutation::TakesWhileOpen.is_on();
+        if (absence != Finding::Absent || !over) && !(unproven && Mutation::TakesUnproven.is_on()) {
             return absence;
         }
-        // One that names no gas limit also matches the records of those that do, but not the other way round: those
-        // are left to them as long as there is another.
-        let spare = |record: &&&Report| matching(record) && !rivals.need(record, case.call);
+        // A call without a gas limit also matches records of calls with one, but not the other way round: such a
+        // record is left to its own row while there is another.
+        let spare =
+            |record: &&&Report| matching(record) && (!rivals.need(record, case.call) || Mutation::TakesOldest.is_on());
         Finding::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
     }
 
-    /// What it means that none of these records is the one.
+    /// Conclusion when none of these records is the submission.
     fn judge_absence(
         &self,
         case: LostSubmission<'_>,
@@ -129,8 +133,8 @@ impl RelayerListing {
             Some(Memory::Kept) => Finding::Absent,
             Some(Memory::Lost) => Finding::Unproven("the relayer has forgotten transactions that it had before"),
             Some(Memory::Unasked) => Finding::Unproven("the relayer could not be asked whether it remembers"),
-            // If it fell silent it may have died with all it knew; if it answered, or only our own consumer died,
-            // there is no reason to suspect it.
+            // A relayer that fell silent may have crashed and lost its memory; one that answered, or whose caller
+            // crashed, is not suspected of that.
             Some(Memory::Untestable) if case.unknown.kind.is_silence() => {
                 Finding::Unproven("the relayer fell silent and shows nothing from before")
             }
@@ -139,7 +143,7 @@ impl RelayerListing {
     }
 }
 
-/// What other claimed rows ask for that may look for the same records as this one.
+/// Calls of the other claimed rows that may look for the same records as this one.
 pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transaction>) -> Vec<Call> {
     let is_rival = |other: &&Transaction| {
         let (a, b) = (&other.call, &row.call);
@@ -152,9 +156,9 @@ pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transa
 /// The other rows claimed at a relayer.
 #[derive(Debug, Clone, Copy)]
 pub enum EqualClaims<'a> {
-    /// What they ask for.
+    /// Their calls.
     Calls(&'a [Call]),
-    /// More than can be compared: every record may be wanted.
+    /// More than are compared: every record counts as wanted.
     TooMany,
 }
 
@@ -166,7 +170,7 @@ impl EqualClaims<'_> {
         }
     }
 
-    /// Whether a rival that is pickier than this call wants the record.
+    /// Whether a rival with a gas limit, which has fewer matching records than this call, wants the record.
     fn need(self, record: &Report, call: &Call) -> bool {
         let picky = |rival: &&Call| rival.gas_limit.is_some() && *rival != call;
         match self {
@@ -176,7 +180,7 @@ impl EqualClaims<'_> {
     }
 }
 
-/// Whether a record is not certainly something else: a field is missing, or a no-op stands where some call was.
+/// Whether a record may be this call: a field is missing, or a no-op has replaced some call.
 fn may_stand_for(record: &Report, call: &Call) -> bool {
     let filler = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
     let other_gas = matches!((call.gas_limit, record.gas_limit), (Some(sent), Some(had)) if sent != had);
@@ -220,9 +224,9 @@ mod tests {
         }
     }
 
-    /// What is of unknown outcome, the list that was read, and what is asked about them.
+    /// A lost submission, the list that was read, and the other inputs of the judgement.
     struct Question {
-        search: RelayerListing,
+        listing: RelayerListing,
         unknown: UnknownOutcome,
         call: Call,
         bound: Vec<&'static str>,
@@ -235,14 +239,14 @@ mod tests {
         fn about(records: Vec<Report>, oldest: Option<i64>) -> Self {
             let skew = Duration::from_secs(30);
             let (oldest, read_at) = (oldest.map(Timestamp), Timestamp(CLAIMED_AT + 100));
-            let search = RelayerListing { records, oldest, complete: true, skew, read_at };
+            let listing = RelayerListing { records, oldest, complete: true, skew, read_at };
             let unknown = UnknownOutcome {
                 reason: "t".into(),
                 open_until: Timestamp(0),
                 kind: UnknownCause::Silent,
                 absent_since: None,
             };
-            Self { search, unknown, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None, over: true }
+            Self { listing, unknown, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None, over: true }
         }
 
         fn bound(mut self, bound: &[&'static str]) -> Self {
@@ -266,7 +270,7 @@ mod tests {
                 slip: Duration::ZERO,
                 over: self.over,
             };
-            match self.search.judge(case, &bound, EqualClaims::Calls(&self.rivals), self.memory) {
+            match self.listing.judge(case, &bound, EqualClaims::Calls(&self.rivals), self.memory) {
                 Finding::Bind(record) => format!("bind {}", record.tx_id),
                 other => format!("{other:?}"),
             }
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_does_not_reach_back_proves_nothing_by_itself() {
+    fn a_list_that_does_not_reach_back_to_the_claim_proves_nothing_by_itself() {
         assert_eq!(judged(vec![], None, &[]), "AskMemory");
         assert_eq!(judged(vec![], Some(CLAIMED_AT), &[]), "AskMemory");
     }
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_no_gas_limit_leaves_the_records_of_those_who_do_for_last() {
+    fn a_call_without_gas_limit_leaves_records_of_calls_with_one_for_last() {
         let mut estimated = record("estimated", CLAIMED_AT + 5);
         estimated.gas_limit = Some(48_000);
         let mut question = Question::about(vec![record("named", CLAIMED_AT), estimated], Some(CLAIMED_AT - 60_000));
