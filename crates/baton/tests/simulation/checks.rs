@@ -31,6 +31,9 @@ impl World {
         if is < was || (was == is && before.status.is_final() && before.status != next.status) {
             self.fail(format!("t{index}: went back from {} to {}", before.status, next.status));
         }
+        if next.failed_by == Some(FailedBy::Consumer) && before.failed_by.is_none() && self.is_excusable(index, next) {
+            self.truth[index].excusable = true;
+        }
         if let Some(binding) = &next.binding {
             let known = self.bound_ever.iter().find(|(tx_id, _)| *tx_id == binding.tx_id).map(|(_, owner)| *owner);
             match known {
@@ -211,7 +214,20 @@ impl World {
     fn check_failed_by_consumer(&mut self, index: usize, row: &Transaction) {
         let truth = &self.truth[index];
         let blamed = self.item_failures.contains(&truth.effect) || truth.panics > 0;
-        let excusable = truth.gasless.is_some_and(|(signer, nonce, deadline)| {
+        if !blamed && !truth.excusable {
+            self.fail(format!("t{index} failed through no fault of its own"));
+        }
+        let effect = self.truth[index].effect.clone();
+        let own = |id: &str| self.bound_ever.iter().any(|(tx_id, owner)| tx_id.0 == id && *owner == row.id);
+        let executed = self.nodes.iter().flat_map(|node| node.effects(&effect)).any(own);
+        if executed && self.mutation != Mutation::NoForwardOnly {
+            self.fail(format!("t{index} failed before a relayer took it, and a relayer has it"));
+        }
+    }
+
+    /// Whether a gasless transaction rightly fails now although the item is not to blame.
+    fn is_excusable(&self, index: usize, row: &Transaction) -> bool {
+        self.truth[index].gasless.is_some_and(|(signer, nonce, deadline)| {
             let expired = row.updated_at.0 / 1000 > deadline;
             let predecessor_failed = (0..self.rows.len()).any(|other| {
                 let before = nonce.checked_sub(1).map(|before| (signer, before));
@@ -223,15 +239,6 @@ impl World {
                 .iter()
                 .any(|(by, taken, holder)| *by == super::world::signer(signer) && *taken == nonce && *holder != row.id);
             expired || predecessor_failed || replaced
-        });
-        if !blamed && !excusable {
-            self.fail(format!("t{index} failed through no fault of its own"));
-        }
-        let effect = self.truth[index].effect.clone();
-        let own = |id: &str| self.bound_ever.iter().any(|(tx_id, owner)| tx_id.0 == id && *owner == row.id);
-        let executed = self.nodes.iter().flat_map(|node| node.effects(&effect)).any(own);
-        if executed && self.mutation != Mutation::NoForwardOnly {
-            self.fail(format!("t{index} failed before a relayer took it, and a relayer has it"));
-        }
+        })
     }
 }

@@ -56,7 +56,9 @@ fn setup(seed: u64, mutation: Mutation) -> Setup {
         _ => &[],
     };
     let forced = forced.iter().fold(0, |bits, fault| bits | 1 << *fault as u32);
-    Setup { seed, mutation, forced, transactions_max: u64::MAX, faulty_steps_max: u64::MAX, trace: false }
+    // Small worlds are quick, and nearly every mistake shows in them.
+    let transactions_max = if mutation == Mutation::None { u64::MAX } else { 4 };
+    Setup { seed, mutation, shape: mutation, forced, transactions_max, faulty_steps_max: u64::MAX, trace: false }
 }
 
 /// Runs these worlds on every core; the first seed that fails, if any, and what happened in all of them.
@@ -96,14 +98,14 @@ fn kind(violation: &str) -> String {
 }
 
 /// The smallest world found that fails in the same way: fewer transactions, then fewer steps.
-fn smallest(seed: u64, violation: &str, mutation: Mutation) -> (Setup, Ended) {
+fn smallest(seed: u64, violation: &str, of: impl Fn(u64) -> Setup) -> (Setup, Ended) {
     const TRIES: u64 = 400;
     let wanted = kind(violation);
     let mut best: Option<(Setup, u64)> = None;
     for transactions_max in 1..=6 {
         for tried in 0..TRIES {
             let faulty_steps_max = 40 + tried % 8 * 40;
-            let small = Setup { transactions_max, faulty_steps_max, ..setup(seed.wrapping_add(tried / 8), mutation) };
+            let small = Setup { transactions_max, faulty_steps_max, ..of(seed.wrapping_add(tried / 8)) };
             let ended = scheduler::run(&small);
             let same = ended.violation.as_deref().is_some_and(|found| kind(found) == wanted);
             if same && best.is_none_or(|(_, least)| ended.steps < least) {
@@ -114,15 +116,16 @@ fn smallest(seed: u64, violation: &str, mutation: Mutation) -> (Setup, Ended) {
             break;
         }
     }
-    let found = best.map_or_else(|| setup(seed, mutation), |(setup, _)| setup);
+    let found = best.map_or_else(|| of(seed), |(setup, _)| setup);
     let traced = Setup { trace: true, ..found };
     let ended = scheduler::run(&traced);
     (traced, ended)
 }
 
-fn describe(seed: u64, violation: &str, mutation: Mutation) -> String {
-    let whole = scheduler::run(&Setup { trace: true, ..setup(seed, mutation) });
-    let (small, ended) = smallest(seed, violation, mutation);
+fn describe(seed: u64, violation: &str, of: impl Fn(u64) -> Setup) -> String {
+    let mutation = of(seed).mutation;
+    let whole = scheduler::run(&Setup { trace: true, ..of(seed) });
+    let (small, ended) = smallest(seed, violation, of);
     format!(
         "SIM_SEED={seed} (mutation {mutation:?}): {violation}\n\n{}\n\nthe smallest world like it, {small:?}:\n\n{}\n",
         whole.trace.join("\n"),
@@ -134,11 +137,15 @@ fn describe(seed: u64, violation: &str, mutation: Mutation) -> String {
 fn nothing_is_lost_and_nothing_happens_twice() {
     let (first, runs) = (number("SIM_SEED", 0), number("SIM_RUNS", RUNS));
     let started = Instant::now();
-    let (failed, counters) = explore(first..first + runs, |seed| setup(seed, Mutation::None));
+    // With `SIM_MUTATION`, the worlds in which that mutation is looked for, without the mutation.
+    let named = std::env::var("SIM_MUTATION").ok();
+    let like = Mutation::ALL.into_iter().find(|mutation| named.as_ref() == Some(&format!("{mutation:?}")));
+    let of = |seed| Setup { mutation: Mutation::None, ..setup(seed, like.unwrap_or(Mutation::None)) };
+    let (failed, counters) = explore(first..first + runs, of);
     let took = started.elapsed();
     println!("{:.0} worlds per second, {counters:#?}", counters.worlds as f64 / took.as_secs_f64());
     if let Some((seed, violation)) = failed {
-        panic!("{}", describe(seed, &violation, Mutation::None));
+        panic!("{}", describe(seed, &violation, of));
     }
 }
 
@@ -169,13 +176,15 @@ fn every_mutation_is_found() {
         let (failed, counters) = explore(0..MUTATION_RUNS, |seed| setup(seed, mutation));
         match failed {
             Some((seed, violation)) => {
+                let without = scheduler::run(&Setup { mutation: Mutation::None, ..setup(seed, mutation) });
+                assert_eq!(without.violation, None, "the world of seed {seed} for {mutation:?} fails without it");
                 println!(
                     "{mutation:?} found with seed {seed} after {} worlds, {:.1} s: {violation}",
                     counters.worlds,
                     started.elapsed().as_secs_f64()
                 );
                 if wanted.is_some() {
-                    println!("{}", describe(seed, &violation, mutation));
+                    println!("{}", describe(seed, &violation, |seed| setup(seed, mutation)));
                 }
             }
             None => missed.push(mutation),

@@ -370,12 +370,13 @@ impl World {
             }
             self.nodes[node].set_fault(now, fault);
         }
+        let body = if post { with_gas_limit(&packet.body) } else { packet.body.clone() };
         let request = SimRequest {
             method: packet.method.as_str(),
             path: &packet.path,
             query: &packet.query,
             headers: &[("authorization", "Bearer key"), ("content-type", "application/json")],
-            body: &packet.body,
+            body: &body,
         };
         let reply = self.nodes[node].relayer.handle(now, &request);
         // A paused relayer does not get as far as the fault.
@@ -435,7 +436,11 @@ impl World {
             }
             Mutation::NoMemoryProof if packet.method == Method::GET && response.status == 404 => {
                 let id = packet.path.rsplit('/').next().unwrap_or_default();
-                if let Some(record) = self.nodes[node].find(id) {
+                // Only a witness: a row that is asked for its own sake is not final.
+                let owner =
+                    self.owners.iter().find(|(tx_id, _)| tx_id.0 == id).and_then(|(_, row)| self.index_of(*row));
+                let witness = owner.is_some_and(|row| self.rows[row].status.is_final());
+                if let Some(record) = self.nodes[node].find(id).filter(|_| witness) {
                     response.status = 200;
                     response.body = json!({ "success": true, "data": record.to_json() }).to_string().into_bytes();
                 }
@@ -515,6 +520,15 @@ impl World {
         };
         (0..).take_while(|nonce| executed(*nonce)).count() as u64
     }
+}
+
+/// A relayer shows its own estimate for a request without a gas limit.
+fn with_gas_limit(body: &Bytes) -> Bytes {
+    let mut request: Value = serde_json::from_slice(body).unwrap();
+    if request["gas_limit"].is_null() {
+        request["gas_limit"] = json!(50_000);
+    }
+    request.to_string().into()
 }
 
 fn whole(response: SimResponse) -> Response {

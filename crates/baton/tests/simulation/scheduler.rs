@@ -30,7 +30,7 @@ use super::world::{
 };
 
 /// Steps after which a world that has not come to rest never will.
-const CALM_STEPS_MAX: u64 = 8000;
+const CALM_STEPS_MAX: u64 = 12_000;
 /// Messages that one process handles at once.
 const CONCURRENCY: u32 = 3;
 /// In the calm, unknown outcomes that have not changed for this long will not.
@@ -118,7 +118,7 @@ pub fn run(setup: &Setup) -> Ended {
     baton::mutations::set(setup.mutation.of_pure_code());
     let mut world = World::new(setup);
     let (posts, faulty_steps) = plan(&mut world, setup);
-    build(&mut world);
+    build(&mut world, setup.shape);
     let consumers = world.processes.len();
     note!(world, "faults {:#x}, {:?}, {consumers} consumers, pre-flight {}", world.faults, world.mode, world.preflight);
     let sim = Sim(Arc::new(Mutex::new(world)));
@@ -166,14 +166,19 @@ fn plan(world: &mut World, setup: &Setup) -> (Vec<Post>, u64) {
     let transactions = if small { 1 + world.rng.below(3) } else { 3 + world.rng.below(4) };
     let transactions = transactions.min(setup.transactions_max);
     // Few contents among many transactions, so that equal ones meet.
-    let (first, contents) = (world.rng.below(CONTENTS as u64), 1 + world.rng.below(CONTENTS as u64));
-    let gasless = match setup.mutation {
+    let (first, contents) = match setup.shape {
+        Mutation::TakesWhileOpen | Mutation::TakesUnproven => (world.rng.below(CONTENTS as u64), 1),
+        Mutation::TakesOldest => (CONTENTS as u64 - 2, 2),
+        _ => (world.rng.below(CONTENTS as u64), 1 + world.rng.below(CONTENTS as u64)),
+    };
+    let gasless = match setup.shape {
         Mutation::NoNonceOrder | Mutation::NoDeadline => true,
-        _ => world.rng.one_in(3),
+        Mutation::None => world.rng.one_in(3),
+        _ => world.rng.one_in(8),
     };
     let post = |world: &mut World| {
         if gasless && !world.rng.one_in(3) {
-            let seconds = world.rng.pick(&[20, 60, 600, 5000]);
+            let seconds = world.rng.pick(&[20, 60, 120]);
             return Post::Gasless(world.rng.below(SIGNERS as u64) as usize, seconds);
         }
         Post::Direct(((first + world.rng.below(contents)) % CONTENTS as u64) as usize)
@@ -184,10 +189,11 @@ fn plan(world: &mut World, setup: &Setup) -> (Vec<Post>, u64) {
 }
 
 /// Relayers, with a transaction from long ago at most of them, and processes.
-fn build(world: &mut World) {
+fn build(world: &mut World, shape: Mutation) {
     let skewed = world.has(Fault::Skew);
     for index in 0..2 {
-        let history = !world.rng.one_in(3);
+        // With a witness, a relayer that has lost its memory is found out.
+        let history = !world.rng.one_in(3) && shape != Mutation::TakesUnproven;
         let (faults, now) = (world.faults, world.now);
         let node = Node::new(index, &mut world.rng, skewed, faults, history, now);
         if let Some(tx_id) = &node.history {
@@ -215,11 +221,15 @@ fn build(world: &mut World) {
                 seen: (0, 0),
                 panics: 0,
                 gasless: None,
+                excusable: false,
                 history: true,
             });
         }
         world.nodes.push(node);
     }
+    // Equal transactions meet at one relayer.
+    let one = matches!(shape, Mutation::TakesWhileOpen | Mutation::TakesUnproven | Mutation::TakesOldest);
+    world.nodes[1].down = one;
     for _ in 0..2 + world.rng.below(2) {
         let run = world.new_id();
         world.processes.push(Process {
@@ -525,8 +535,10 @@ impl Scheduler {
         let (fault, process, node) = {
             let mut world = self.sim.w();
             let mut kind = world.rng.below(u64::from(Fault::COUNT)) as u32;
-            for _ in 0..4 {
-                if world.faults & (1 << kind) == 0 {
+            let favoured = world.forced != 0 && world.rng.one_in(2);
+            for _ in 0..if favoured { 40 } else { 4 } {
+                let wanted = if favoured { world.forced } else { world.faults };
+                if wanted & (1 << kind) == 0 {
                     kind = world.rng.below(u64::from(Fault::COUNT)) as u32;
                 }
             }

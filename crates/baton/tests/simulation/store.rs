@@ -269,6 +269,7 @@ impl World {
             seen: (0, 0),
             panics: 0,
             gasless,
+            excusable: false,
             history: false,
         });
         Accepted::Stored

@@ -210,6 +210,8 @@ impl Fault {
 pub struct Setup {
     pub seed: u64,
     pub mutation: Mutation,
+    /// The world is made so that this mutation is likely to show.
+    pub shape: Mutation,
     /// Faults that this world has in any case, as bits.
     pub forced: u32,
     /// Maximum number of transactions.
@@ -340,7 +342,9 @@ pub struct Truth {
     pub panics: u32,
     /// Of a gasless transaction: signer, nonce and deadline in seconds.
     pub gasless: Option<(usize, u64, i64)>,
-    /// It may fail without an item failure: its deadline has passed or its predecessor has failed.
+    /// It failed although the item is not to blame, and rightly so: its deadline had passed, or its predecessor had failed.
+    pub excusable: bool,
+    /// It is from before the world began.
     pub history: bool,
 }
 
@@ -359,6 +363,8 @@ pub struct World {
     pub mode: Mode,
     pub preflight: bool,
     pub faults: u32,
+    /// Faults that come more often than others.
+    pub forced: u32,
     pub now: i64,
     base: Instant,
     pub rng: Rng,
@@ -479,6 +485,7 @@ impl World {
             mode,
             preflight,
             faults,
+            forced: setup.forced,
             now: BASE,
             base: Instant::now(),
             rng,
