@@ -238,7 +238,7 @@ impl World {
                 .nonces
                 .iter()
                 .any(|(by, taken, holder)| *by == super::world::signer(signer) && *taken == nonce && *holder != row.id);
-            expired || predecessor_failed || replaced
+            expired || predecessor_failed || replaced || self.executed(signer) > nonce
         })
     }
 }

@@ -363,6 +363,13 @@ impl World {
             return;
         }
         let post = packet.method == Method::POST;
+        // The request waits, unread, beyond the time that its sender allows for it.
+        let stalls = matches!(self.shape, Mutation::NoSecondLook | Mutation::HastySecondLook);
+        if post && stalls && stalled_until == 0 && !self.calm && self.rng.one_in(2) {
+            let until = now + self.rng.pick(&[34_000, 36_000, 39_000, 41_000]);
+            self.stall(node, until);
+            return self.arrive(packet);
+        }
         if post && let Some(fault) = self.post_fault(packet.until - now) {
             note!(self, "r{node}: {}", fault.name());
             if matches!(fault, PostFault::Refused(_) | PostFault::Status(_)) {
@@ -400,6 +407,17 @@ impl World {
         // Mostly at the end of what is possible: that is where the mistakes are.
         let late = if self.rng.one_in(3) { left - 1 } else { self.rng.below(left as u64) as i64 };
         let late = Duration::from_millis(late as u64);
+        let likely: &[PostFault] = match self.shape {
+            Mutation::TakesUnproven => &[PostFault::ErrorAfterStoring, PostFault::CutAfterStoring],
+            Mutation::TakesOldest => &[PostFault::HangAfterStoring, PostFault::CutAfterStoring],
+            Mutation::NoSecondLook | Mutation::HastySecondLook => {
+                &[PostFault::HangThenStore(late), PostFault::CutThenStore(late), PostFault::TimeoutThenStore(late)]
+            }
+            _ => &[],
+        };
+        if !self.calm && !likely.is_empty() && !self.rng.one_in(3) {
+            return Some(self.rng.pick(likely));
+        }
         if self.has(Fault::Late) && self.rng.one_in(3) {
             return Some(self.rng.pick(&[
                 PostFault::StoreLate(late),

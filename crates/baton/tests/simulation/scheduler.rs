@@ -99,7 +99,8 @@ struct Scheduler {
     api: ApiProcess,
     consumers: Vec<ConsumerProcess>,
     tasks: Vec<Task>,
-    posts: Vec<Post>,
+    /// What clients will still post, each not before its time.
+    posts: Vec<(i64, Post)>,
     choices: Vec<Choice>,
     steps: u64,
 }
@@ -160,7 +161,7 @@ pub fn run(setup: &Setup) -> Ended {
 }
 
 /// What clients post, and for how many steps there are faults.
-fn plan(world: &mut World, setup: &Setup) -> (Vec<Post>, u64) {
+fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
     // Most worlds are small: nearly every mistake needs few transactions, and small worlds are quick.
     let small = !world.rng.one_in(3);
     let transactions = if small { 1 + world.rng.below(3) } else { 3 + world.rng.below(4) };
@@ -174,7 +175,7 @@ fn plan(world: &mut World, setup: &Setup) -> (Vec<Post>, u64) {
     let gasless = match setup.shape {
         Mutation::NoNonceOrder | Mutation::NoDeadline => true,
         Mutation::None => world.rng.one_in(3),
-        _ => world.rng.one_in(8),
+        _ => false,
     };
     let post = |world: &mut World| {
         if gasless && !world.rng.one_in(3) {
@@ -183,7 +184,12 @@ fn plan(world: &mut World, setup: &Setup) -> (Vec<Post>, u64) {
         }
         Post::Direct(((first + world.rng.below(contents)) % CONTENTS as u64) as usize)
     };
-    let posts = (0..transactions).map(|_| post(world)).collect();
+    let late: &[i64] = match setup.shape {
+        Mutation::TakesUnproven => &[0, 40_000],
+        Mutation::TakesWhileOpen | Mutation::TakesOldest => &[0],
+        _ => &[0, 0, 0, 1000, 40_000],
+    };
+    let posts = (0..transactions).map(|_| (world.now + world.rng.pick(late), post(world))).collect();
     let faulty_steps = if small { 40 + world.rng.below(200) } else { 120 + world.rng.below(400) };
     (posts, faulty_steps.min(setup.faulty_steps_max))
 }
@@ -353,7 +359,7 @@ impl Scheduler {
                     self.choices.push(Choice::Health(index));
                 }
             }
-            if !self.posts.is_empty() {
+            if self.posts.iter().any(|(at, _)| *at <= now) {
                 self.choices.push(Choice::Post);
             }
             if self.choices.is_empty() {
@@ -410,7 +416,9 @@ impl Scheduler {
     }
 
     fn post(&mut self) {
-        let Some(post) = self.posts.pop() else { return };
+        let now = self.sim.w().now;
+        let Some(position) = self.posts.iter().position(|(at, _)| *at <= now) else { return };
+        let (_, post) = self.posts.swap_remove(position);
         let (intake, sim) = (Arc::clone(&self.api.intake), self.sim.clone());
         self.spawn(Owner::Api, Job::Post, async move {
             let deadline = intake.deadline();
@@ -422,7 +430,8 @@ impl Scheduler {
                 Post::Gasless(by, seconds) => {
                     let forward = {
                         let world = sim.w();
-                        Arc::new(forward(by, world.next_nonce(signer(by)), world.now / 1000 + seconds))
+                        let nonce = world.next_nonce(signer(by)).max(world.executed(by));
+                        Arc::new(forward(by, nonce, world.now / 1000 + seconds))
                     };
                     intake.accept(Request::Gasless(&forward), "client", None, deadline).await
                 }
@@ -482,6 +491,7 @@ impl Scheduler {
                 }
             };
             world.next_timer().into_iter().chain(world.next_outside()).for_each(&mut consider);
+            self.posts.iter().for_each(|(at, _)| consider(*at));
             for message in world.queue.iter().filter(|message| !world.is_kept(message)) {
                 consider(message.visible_at);
             }

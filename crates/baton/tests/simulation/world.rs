@@ -360,6 +360,7 @@ pub enum Fate {
 
 pub struct World {
     pub mutation: Mutation,
+    pub shape: Mutation,
     pub mode: Mode,
     pub preflight: bool,
     pub faults: u32,
@@ -482,6 +483,7 @@ impl World {
         let preflight = rng.one_in(4);
         Self {
             mutation: setup.mutation,
+            shape: setup.shape,
             mode,
             preflight,
             faults,
