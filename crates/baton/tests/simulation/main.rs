@@ -39,7 +39,6 @@ fn setup(seed: u64, mutation: Mutation) -> Setup {
     // Some mistakes need a rare coincidence: those worlds are made to have it.
     let forced: &[Fault] = match mutation {
         Mutation::NoMemoryProof => &[Fault::Forget, Fault::BadAnswer],
-        Mutation::TakesUnproven => &[Fault::Forget],
         Mutation::TakesOldest => &[Fault::BadAnswer],
         Mutation::TakesWhileOpen => &[Fault::Late, Fault::BadAnswer],
         Mutation::HastySecondLook | Mutation::NoSecondLook => &[Fault::Late],

@@ -185,12 +185,22 @@ fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
         Post::Direct(((first + world.rng.below(contents)) % CONTENTS as u64) as usize)
     };
     let late: &[i64] = match setup.shape {
-        Mutation::TakesUnproven => &[0, 40_000],
         Mutation::TakesWhileOpen | Mutation::TakesOldest => &[0],
         _ => &[0, 0, 0, 1000, 40_000],
     };
-    let posts = (0..transactions).map(|_| (world.now + world.rng.pick(late), post(world))).collect();
-    let faulty_steps = if small { 40 + world.rng.below(200) } else { 120 + world.rng.below(400) };
+    let mut posts: Vec<(i64, Post)> =
+        (0..transactions).map(|_| (world.now + world.rng.pick(late), post(world))).collect();
+    if setup.shape == Mutation::TakesUnproven {
+        // One transaction, a relayer that forgets it, and an equal one later.
+        posts = vec![(world.now, Post::Direct(0)), (world.now + 40_000, Post::Direct(0))];
+        world.forget_at = Some(world.now + world.rng.pick(&[5_000, 20_000, 39_000]));
+    }
+    let faulty_steps = match setup.shape {
+        // These need a minute of faults.
+        Mutation::NoSecondLook | Mutation::HastySecondLook | Mutation::TakesUnproven => 300 + world.rng.below(300),
+        _ if small => 40 + world.rng.below(200),
+        _ => 120 + world.rng.below(400),
+    };
     (posts, faulty_steps.min(setup.faulty_steps_max))
 }
 
@@ -260,6 +270,10 @@ impl Scheduler {
         self.steps += 1;
         let (webhooks, new_first, read) = {
             let mut world = self.sim.w();
+            if world.forget_at.is_some_and(|at| at <= world.now) {
+                world.forget_at = None;
+                world.forget(0);
+            }
             let webhooks = world.move_outside();
             world.fire_timers();
             let read = self.steps.is_multiple_of(8) && !world.rows.is_empty();
@@ -492,6 +506,7 @@ impl Scheduler {
             };
             world.next_timer().into_iter().chain(world.next_outside()).for_each(&mut consider);
             self.posts.iter().for_each(|(at, _)| consider(*at));
+            world.forget_at.into_iter().for_each(&mut consider);
             for message in world.queue.iter().filter(|message| !world.is_kept(message)) {
                 consider(message.visible_at);
             }

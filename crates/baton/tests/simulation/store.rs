@@ -319,7 +319,8 @@ impl World {
         let actions: Vec<&str> = moved.steps.iter().map(|step| step.action).collect();
         self.count(&before, next, &actions);
         self.check_save(index, &before, next, by, actions.contains(&"resolved"));
-        if actions.contains(&"absent") {
+        // Proof of absence leads to a resend, or to an equal transaction's record.
+        if actions.contains(&"absent") || actions.contains(&"submitted") {
             self.excuse_known_gap(&before);
         }
         self.write_down_save(index, next, &actions);

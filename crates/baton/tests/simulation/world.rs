@@ -391,6 +391,8 @@ pub struct World {
     /// Effects that a relayer has refused because of the item, or whose pre-flight reverted.
     pub item_failures: Vec<Effect>,
     pub processes: Vec<Process>,
+    /// When the first relayer is sure to lose its memory.
+    pub forget_at: Option<i64>,
     pub store_away: bool,
     pub queue_away: bool,
     pub chain_away: bool,
@@ -507,6 +509,7 @@ impl World {
             webhooks: Vec::new(),
             item_failures: Vec::new(),
             processes: Vec::new(),
+            forget_at: None,
             store_away: false,
             queue_away: false,
             chain_away: false,
