@@ -177,7 +177,7 @@ impl World {
             };
             let owners = (0..self.rows.len()).filter(may_own).count();
             if orphans > owners && !self.excused.contains(effect) {
-                self.fail(format!("{orphans} submissions belong to no row, {owners} rows may own them"));
+                self.fail(format!("double: {orphans} submissions belong to no row, {owners} rows may own them"));
             }
         }
     }
