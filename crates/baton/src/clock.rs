@@ -21,13 +21,20 @@ pub trait TimeSource: Send + Sync + 'static {
 
     /// How much further `at` may be off from another machine's clock than the current time is: the store's clock may
     /// have been set anew since `at`.
-    fn slip(&self, at: Timestamp) -> Duration;
+    fn slip(&self, _at: Timestamp) -> Duration {
+        Duration::ZERO
+    }
 
     /// The steady clock of this machine, for durations and time limits.
-    fn instant(&self) -> Instant;
+    fn instant(&self) -> Instant {
+        Instant::now()
+    }
 
-    /// Completes after `span` by the steady clock.
-    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()>;
+    /// Completes after `span` by the steady clock. Bypasses Tokio's coop budget: work that uses up its task's budget on each
+    /// poll would otherwise never meet its time limit.
+    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::task::unconstrained(tokio::time::sleep(span)))
+    }
 }
 
 /// The clock of this process. Clones show the same time.
@@ -99,30 +106,12 @@ impl Clock {
     }
 }
 
-/// Waiting in a real process. Without the cooperative budget of Tokio: work that uses up its task's budget on each
-/// poll would otherwise never meet its time limit.
-fn sleep(span: Duration) -> BoxFuture<'static, ()> {
-    Box::pin(tokio::task::unconstrained(tokio::time::sleep(span)))
-}
-
 /// This machine's wall clock.
 struct SystemClock;
 
 impl TimeSource for SystemClock {
     fn now(&self) -> Timestamp {
         Timestamp::from(SystemTime::now())
-    }
-
-    fn slip(&self, _at: Timestamp) -> Duration {
-        Duration::ZERO
-    }
-
-    fn instant(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
-        sleep(span)
     }
 }
 
@@ -136,14 +125,6 @@ impl TimeSource for FileClock {
 
     fn slip(&self, at: Timestamp) -> Duration {
         self.0.slip_since(at.0)
-    }
-
-    fn instant(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
-        sleep(span)
     }
 }
 
@@ -171,18 +152,6 @@ impl ServerClock {
 impl TimeSource for ServerClock {
     fn now(&self) -> Timestamp {
         Timestamp(self.at_start_ms.load(Ordering::Relaxed)) + self.started.elapsed()
-    }
-
-    fn slip(&self, _at: Timestamp) -> Duration {
-        Duration::ZERO
-    }
-
-    fn instant(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
-        sleep(span)
     }
 }
 

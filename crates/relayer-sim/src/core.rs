@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::{
     api::{OwnedRequest, Reply},
     faults::{Faults, Outcome, PostFault},
-    options::{Memory, Mode, RelayerOptions},
+    options::{Memory, Mode, RelayerOptions, Timing},
     plan::{Plan, Step, millis},
     record::{NO_OP_GAS, Record, Status},
     request::{SendRequest, Speed},
@@ -47,7 +47,7 @@ pub enum Event {
     Stored(u64),
     /// The final webhook of the record of this number was delivered or given up; only in the modes that outlive the
     /// process.
-    Told(u64),
+    Notified(u64),
 }
 
 /// One accepted POST, kept for good in [`Mode::Audited`].
@@ -69,6 +69,7 @@ pub struct SimRelayer {
     pub(crate) options: Arc<RelayerOptions>,
     pub(crate) address: Arc<str>,
     pub(crate) id: Arc<str>,
+    pub(crate) timing: Timing,
     pub(crate) faults: Faults,
     pub(crate) post_rule: Option<Rule<PostFault>>,
     pub(crate) outcome_rule: Option<Rule<Outcome>>,
@@ -152,6 +153,7 @@ impl SimRelayer {
         Self {
             address,
             id: Arc::from(options.id.as_str()),
+            timing: options.timing,
             faults: Faults::default(),
             post_rule: None,
             outcome_rule: None,
@@ -238,6 +240,11 @@ impl SimRelayer {
         self.outcome_rule = Some(Arc::new(rule));
     }
 
+    /// Sets the times of the records that are stored from now on.
+    pub fn set_timing(&mut self, timing: Timing) {
+        self.timing = timing;
+    }
+
     /// The process is frozen until then: it reads no request, moves no record and sends no webhook.
     pub fn stall_until(&mut self, until_ms: i64) {
         self.stalled_until_ms = self.stalled_until_ms.max(until_ms);
@@ -309,9 +316,9 @@ impl SimRelayer {
         record.status_reason = Some(format!("Gap-filling NOOP for nonce {nonce}"));
         let id = record.id.clone();
         let end = if loses_name { Step::LoseName } else { Step::Confirm };
-        let pause = millis(self.options.timing.confirmed.saturating_sub(self.options.timing.submitted));
+        let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         let number = self.insert(now_ms, record, [(pause, end)].into(), None, true);
-        self.tell(number, now_ms);
+        self.notify(number, now_ms);
         self.release_jammed(now_ms);
         id
     }

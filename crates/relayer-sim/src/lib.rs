@@ -27,7 +27,7 @@
 //! assert_eq!(relayer.records().next().unwrap().status.as_str(), "confirmed");
 //! ```
 //!
-//! The files: `options` and `faults` (what can be set), `api` and `answers` (HTTP), `request` (what is accepted),
+//! The files: `options` and `faults` (what can be set), `api`, `reads` and `answers` (HTTP), `request` (what is accepted),
 //! `record` (what is shown), `core`, `plan` and `progress` (time passing), `webhook` (deliveries), `server` (feature `server`: sockets and real time),
 //! `dev` (feature `dev`: a journal, and a signer on a chain).
 
@@ -40,6 +40,7 @@ mod faults;
 mod options;
 mod plan;
 mod progress;
+mod reads;
 mod record;
 mod request;
 mod rng;

@@ -56,7 +56,7 @@ impl SimRelayer {
         let ruled = self.outcome_rule.as_ref().and_then(|rule| rule(&serde_json::from_slice(body).unwrap_or_default()));
         let named = ruled.or_else(|| self.faults.next_outcomes.pop_front());
         let (to, data) = (request.to.as_deref(), request.data.as_deref());
-        let timing = &self.options.timing;
+        let timing = &self.timing;
         if named.is_none() && self.options.dialect == Dialect::Real && !is_well_formed(to, data) {
             return plan::malformed(timing);
         }
@@ -127,7 +127,7 @@ impl SimRelayer {
         }
         self.entries[place].due_ms = None;
         if let Some((_, step)) = self.entries[place].plan.pop_front() {
-            self.apply_and_tell(place, step, at_ms);
+            self.apply_and_notify(place, step, at_ms);
             self.schedule_step(place, at_ms);
         }
     }
@@ -159,7 +159,7 @@ impl SimRelayer {
                 break;
             }
             let Some((_, step)) = self.entries[place].plan.pop_front() else { break };
-            webhooks.extend(self.apply_and_tell(place, step, now_ms));
+            webhooks.extend(self.apply_and_notify(place, step, now_ms));
         }
         if let Some(place) = self.place(number) {
             self.schedule_step(place, now_ms);
@@ -168,11 +168,11 @@ impl SimRelayer {
     }
 
     /// Applies one step and sends its webhook, whose id it returns.
-    fn apply_and_tell(&mut self, place: usize, step: Step, now_ms: i64) -> Option<u64> {
+    fn apply_and_notify(&mut self, place: usize, step: Step, now_ms: i64) -> Option<u64> {
         let number = self.entries[place].number;
         let silent = step == Step::BroadcastUnstored;
         self.apply(place, step, now_ms);
-        if silent { None } else { self.tell(number, now_ms) }
+        if silent { None } else { self.notify(number, now_ms) }
     }
 
     /// Applies one step.
@@ -247,17 +247,17 @@ impl SimRelayer {
         self.entries[place].plan.clear();
         self.entries[place].due_ms = None;
         if self.entries[place].record.status == Status::Pending {
-            self.apply_and_tell(place, Step::Cancel, now_ms);
+            self.apply_and_notify(place, Step::Cancel, now_ms);
             return;
         }
         self.change(place, now_ms, |record| {
             record.is_canceled = true;
             record.become_no_op();
         });
-        let pause = millis(self.options.timing.confirmed.saturating_sub(self.options.timing.submitted));
+        let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         self.entries[place].plan.push_back((pause, Step::Cancel));
         self.schedule_step(place, now_ms);
-        self.tell(number, now_ms);
+        self.notify(number, now_ms);
     }
 
     pub(crate) fn take_nonce(&mut self) -> u64 {

@@ -176,11 +176,11 @@ impl SimRelayer {
     }
 
     /// Queues the webhook for a record's present status. Returns its id unless it is lost or held back.
-    pub(crate) fn tell(&mut self, number: u64, now_ms: i64) -> Option<u64> {
+    pub(crate) fn notify(&mut self, number: u64, now_ms: i64) -> Option<u64> {
         let final_status = self.entry(number)?.record.status.is_final();
         let dropped = !self.is_audited() && self.outbox.under_way >= UNDER_WAY_MAX;
         if self.outbox.hook.is_none() || dropped {
-            self.told(number, final_status);
+            self.notified(number, final_status);
             return None;
         }
         let body = self.record_webhook(number, now_ms)?;
@@ -202,7 +202,7 @@ impl SimRelayer {
                 let webhook = Webhook { over: true, ..Webhook::new(delivery, None) };
                 self.outbox.webhooks.insert(self.outbox.next_id, webhook);
             }
-            self.told(number, final_status);
+            self.notified(number, final_status);
             return None;
         }
         let reordered = self.rng.chance(reorder);
@@ -319,13 +319,13 @@ impl SimRelayer {
             self.outbox.webhooks.remove(&id);
         }
         if let Some(number) = number {
-            self.told(number, status.is_some_and(Status::is_final));
+            self.notified(number, status.is_some_and(Status::is_final));
         }
     }
 
-    fn told(&mut self, number: u64, final_status: bool) {
+    fn notified(&mut self, number: u64, final_status: bool) {
         if final_status && !self.is_audited() {
-            self.events.push(Event::Told(number));
+            self.events.push(Event::Notified(number));
         }
     }
 

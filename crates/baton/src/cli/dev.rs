@@ -2,7 +2,7 @@
 //! for the one behind `--rpc`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use alloy_signer_local::PrivateKeySigner;
 use anyhow::Context;
 use clap::Args;
-use relayer_sim::dev::{ChainOptions, DevRelayer, DevRelayerOptions, Journal};
+use relayer_sim::dev::{ChainOptions, DevRelayer, DevRelayerOptions};
 use reqwest::Url;
 use sha2::{Digest, Sha256};
 
@@ -110,16 +110,16 @@ pub async fn run_relayers(args: RelayerArgs) -> anyhow::Result<ExitCode> {
     if args.chain.rpc.is_some() {
         telemetry::start_logs(&Config::from_env(Service::Command)?.log)?;
     }
-    let journal = Journal::open(&args.data_dir.join("dev-relayers.db"))?;
     let keys = Keys { api: &args.api_key, webhook: &args.webhook_key };
     let plan = RelayerPlan {
         first_port: args.port,
+        data_dir: &args.data_dir,
         webhook_url: &args.webhook_url,
         keys,
         step: Duration::from_millis(args.step_ms),
         chain: args.chain.options()?,
     };
-    let relayers = start_relayers(plan, &journal).await?;
+    let relayers = start_relayers(plan).await?;
     shutdown.cancelled().await;
     for relayer in relayers {
         relayer.stop().await;
@@ -130,6 +130,7 @@ pub async fn run_relayers(args: RelayerArgs) -> anyhow::Result<ExitCode> {
 /// The set-up of the three development relayers.
 struct RelayerPlan<'a> {
     first_port: u16,
+    data_dir: &'a Path,
     webhook_url: &'a str,
     keys: Keys<'a>,
     step: Duration,
@@ -163,13 +164,19 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     // can finish its work.
     let mut config = config(&args, "http://127.0.0.1:1")?;
     telemetry::start_logs(&config.log)?;
-    let journal = Journal::open(&args.data_dir.join("dev-relayers.db"))?;
     let relayers = {
         let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
         let webhook_url = format!("http://{address}/api/v1/webhooks/oz-relayer");
         let chain = args.chain.options()?;
-        let plan = RelayerPlan { first_port: args.relayer_port, webhook_url: &webhook_url, keys, step: STEP, chain };
-        start_relayers(plan, &journal).await?
+        let plan = RelayerPlan {
+            first_port: args.relayer_port,
+            data_dir: &args.data_dir,
+            webhook_url: &webhook_url,
+            keys,
+            step: STEP,
+            chain,
+        };
+        start_relayers(plan).await?
     };
     let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
@@ -208,8 +215,8 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
     Ok(Config::from_env_between(Service::Serve, &fixed, &defaults)?)
 }
 
-async fn start_relayers(plan: RelayerPlan<'_>, journal: &Journal) -> anyhow::Result<Vec<DevRelayer>> {
-    let RelayerPlan { first_port, webhook_url, keys, step, chain } = plan;
+async fn start_relayers(plan: RelayerPlan<'_>) -> anyhow::Result<Vec<DevRelayer>> {
+    let RelayerPlan { first_port, data_dir, webhook_url, keys, step, chain } = plan;
     let mut relayers = Vec::new();
     for (index, chain) in (1..=RELAYERS).zip(chain) {
         let port = first_port + index - 1;
@@ -219,7 +226,7 @@ async fn start_relayers(plan: RelayerPlan<'_>, journal: &Journal) -> anyhow::Res
             api_key: keys.api.to_owned(),
             webhook_url: webhook_url.to_owned(),
             webhook_key: keys.webhook.to_owned(),
-            journal: journal.clone(),
+            journal: data_dir.join(format!("dev-relayer-{index}.jsonl")),
             seed: 0,
             step,
             chain,

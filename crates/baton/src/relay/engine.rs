@@ -14,14 +14,16 @@ use tracing::warn;
 
 use crate::clock::{Clock, ServerClock};
 use crate::config::{Config, QueueEngine};
-use crate::engine::open_sqs;
+use crate::queues::open_sqs;
 use crate::relay::accept::intake::AcceptMode;
-use crate::relay::lane::QUEUE;
 use crate::relay::store::coalescer::{Coalescer, Grouping};
 use crate::relay::store::mysql::{MySqlOptions, MySqlStore};
 use crate::relay::store::sqlite::SqliteStore;
 use crate::relay::store::{NewTransaction, TransactionStore};
 use crate::relay::update::cache::Cache;
+
+/// Name of the queue.
+pub const QUEUE: &str = "relay-transactions";
 
 /// Store, queue and clock.
 pub struct RelayEngine {

@@ -16,7 +16,7 @@ use crate::relay::accept::api::{self, AcceptApi};
 use crate::relay::accept::gasless::Gasless;
 use crate::relay::accept::intake::TransactionIntake;
 use crate::relay::chain::Chain;
-use crate::relay::engine::RelayEngine;
+use crate::relay::engine::{QUEUE, RelayEngine};
 use crate::relay::observe::api::{self as read_api, ReadApi};
 use crate::relay::observe::block::Blocks;
 use crate::relay::observe::status::StatusLookup;
@@ -29,9 +29,6 @@ use crate::relay::submit::consumer::{Consumer, ConsumerSettings};
 use crate::relay::submit::nonce_order::NonceOrder;
 use crate::relay::update::guarded_store::GuardedStore;
 use crate::telemetry;
-
-/// The name of the queue.
-pub const QUEUE: &str = "relay-transactions";
 
 /// The relay lane of this process.
 pub struct RelayLane {

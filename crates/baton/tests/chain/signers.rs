@@ -78,7 +78,7 @@ impl Plan {
             keys.push(self.chain.funded_key().await);
         }
         let relayers = baton()
-            .args(["bench-relayers", "--port", &first.to_string(), "--rpc", &self.rpc])
+            .args(["dev-relayers", "--port", &first.to_string(), "--rpc", &self.rpc])
             .args(["--webhook-url", &format!("{base}/api/v1/webhooks/oz-relayer"), "--webhook-key", WEBHOOK_KEY])
             .args(["--api-key", RELAYER_KEY, "--data-dir", &directory.path().join("relayers").display().to_string()])
             .env("BATON_DEV_KEYS", keys.iter().map(key_text).collect::<Vec<_>>().join(","))
@@ -165,7 +165,7 @@ impl Stand {
     pub async fn until_status(&self, id: &str, wanted: &str) -> Value {
         eventually_ok(LATER, format!("{id} to be {wanted}"), || async {
             let body = self.status(id).await;
-            if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.story())) }
+            if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.log_excerpt())) }
         })
         .await
     }
@@ -174,7 +174,7 @@ impl Stand {
     pub async fn until_block(&self, id: &str) -> Value {
         eventually_ok(LATER, format!("{id} to have a block"), || async {
             let body = self.status(id).await;
-            if body["block_number"].is_u64() { Ok(body) } else { Err(format!("{body}\n{}", self.story())) }
+            if body["block_number"].is_u64() { Ok(body) } else { Err(format!("{body}\n{}", self.log_excerpt())) }
         })
         .await
     }
@@ -207,7 +207,7 @@ impl Stand {
     pub async fn until_record(&self, index: usize, id: &str, wanted: &str) -> Value {
         eventually_ok(LATER, format!("record {id} to be {wanted}"), || async {
             let record = self.record(index, id).await;
-            if record["status"] == wanted { Ok(record) } else { Err(format!("{record}\n{}", self.story())) }
+            if record["status"] == wanted { Ok(record) } else { Err(format!("{record}\n{}", self.log_excerpt())) }
         })
         .await
     }
@@ -222,9 +222,9 @@ impl Stand {
     }
 
     /// What all processes said, for failure messages.
-    pub fn story(&self) -> String {
+    pub fn log_excerpt(&self) -> String {
         let processes = [Some(&self.relayers), Some(&self.api), self.consumer.as_ref()];
-        processes.into_iter().flatten().map(Process::story).collect::<Vec<_>>().join("\n")
+        processes.into_iter().flatten().map(Process::log_excerpt).collect::<Vec<_>>().join("\n")
     }
 
     /// How many transactions of the relayers were mined, all together.

@@ -30,7 +30,7 @@ async fn relayers_and_consumer_killed_and_cut_off_under_load_execute_each_transa
         // In the middle of it, each time at another place.
         eventually_ok(LATER, "some more to be mined", || async {
             let mined = stand.mined().await;
-            if mined > before + life % 4 { Ok(()) } else { Err(format!("{mined}\n{}", stand.story())) }
+            if mined > before + life % 4 { Ok(()) } else { Err(format!("{mined}\n{}", stand.log_excerpt())) }
         })
         .await;
         link.cut().await;

@@ -1,6 +1,6 @@
 //! A link is cut at the very moment that matters, and each of the three answers (202, 503, 504) must stay true for ever.
 
-use harness::engine::{Engine, address};
+use harness::engine::{TestEngine, address};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
@@ -13,11 +13,11 @@ struct Links {
     queue: Proxy,
 }
 
-async fn links(engine: Engine) -> Links {
+async fn links(engine: TestEngine) -> Links {
     let (store_variable, queue_variable, queue_server) = match engine {
-        Engine::MySqlSqs => ("DATABASE_URL", "SQS_ENDPOINT_URL", "BATON_TEST_SQS_URL"),
-        Engine::MySqlRabbitMq => ("DATABASE_URL", "RABBITMQ_URL", "BATON_TEST_AMQP_URL"),
-        Engine::Embedded => panic!("one commit: there are no links"),
+        TestEngine::MySqlSqs => ("DATABASE_URL", "SQS_ENDPOINT_URL", "BATON_TEST_SQS_URL"),
+        TestEngine::MySqlRabbitMq => ("DATABASE_URL", "RABBITMQ_URL", "BATON_TEST_AMQP_URL"),
+        TestEngine::Embedded => panic!("one commit: there are no links"),
     };
     let store = Proxy::start(address("BATON_TEST_MYSQL_URL")).await;
     let queue = Proxy::start(address(queue_server)).await;
@@ -61,7 +61,7 @@ impl Links {
     }
 }
 
-async fn the_queue_is_down(engine: Engine) {
+async fn the_queue_is_down(engine: TestEngine) {
     let links = links(engine).await;
     links.queue.set(Mode::Refuse).await;
     let (status, body) = links.stand.post(&serial_body(1)).await;
@@ -71,7 +71,7 @@ async fn the_queue_is_down(engine: Engine) {
     assert_eq!((links.times(1), links.times(2)), (0, 1), "503 means that it will never happen");
 }
 
-async fn the_store_is_down(engine: Engine) {
+async fn the_store_is_down(engine: TestEngine) {
     let links = links(engine).await;
     links.store.set(Mode::Refuse).await;
     let (status, body) = links.stand.post(&serial_body(1)).await;
@@ -83,7 +83,7 @@ async fn the_store_is_down(engine: Engine) {
 
 /// The queue has the message, and the API does not hear of it. A consumer is quick: it is under way, and that is what
 /// the client is told.
-async fn the_queues_answer_is_lost_and_a_consumer_has_it(engine: Engine) {
+async fn the_queues_answer_is_lost_and_a_consumer_has_it(engine: TestEngine) {
     let links = links(engine).await;
     links.queue.set(Mode::SwallowAnswers).await;
     let (status, body) = links.stand.post(&serial_body(1)).await;
@@ -99,7 +99,7 @@ async fn the_queues_answer_is_lost_and_a_consumer_has_it(engine: Engine) {
 
 /// The same request twice under one key, while the queue is silent: the second is told 202 for the row of the first,
 /// so the first cannot take it back any more.
-async fn a_twin_was_promised_it(engine: Engine) {
+async fn a_twin_was_promised_it(engine: TestEngine) {
     let links = links(engine).await;
     links.queue.set(Mode::BlackHole).await;
     let body = serial_body(1);
@@ -121,7 +121,7 @@ async fn a_twin_was_promised_it(engine: Engine) {
 }
 
 /// A client that was told 503 and sends the same request again under the same key is served, once.
-async fn a_key_is_free_again_after_503(engine: Engine) {
+async fn a_key_is_free_again_after_503(engine: TestEngine) {
     let links = links(engine).await;
     let post = || async {
         let request = links.stand.request(reqwest::Method::POST, "/api/v1/relay/direct");
@@ -138,7 +138,7 @@ async fn a_key_is_free_again_after_503(engine: Engine) {
 
 /// The row is stored, the queue is silent, and then the store is away too: nobody can tell, and the client is given the
 /// id under which it can ask.
-async fn nobody_can_tell(engine: Engine) {
+async fn nobody_can_tell(engine: TestEngine) {
     let links = links(engine).await;
     links.queue.set(Mode::BlackHole).await;
     let body = serial_body(1);
@@ -169,13 +169,13 @@ macro_rules! on_each_engine {
         mod sqs {
             $(#[tokio::test]
             async fn $story() {
-                super::$story(harness::engine::Engine::MySqlSqs).await;
+                super::$story(harness::engine::TestEngine::MySqlSqs).await;
             })*
         }
         mod rabbitmq {
             $(#[tokio::test]
             async fn $story() {
-                super::$story(harness::engine::Engine::MySqlRabbitMq).await;
+                super::$story(harness::engine::TestEngine::MySqlRabbitMq).await;
             })*
         }
     };

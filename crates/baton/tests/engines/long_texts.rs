@@ -1,7 +1,7 @@
 //! A relayer says more than a column holds. The database refuses such a value each time it is asked, so it must never be
 //! asked: one absurd record would hold up its transaction for ever, and with it every other one in the same sweep.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::sign_base64;
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::stand::{Plan, WEBHOOK_KEY};
 
 #[tokio::test]
 async fn a_hash_that_no_column_holds_ends_the_transaction_all_the_same() {
-    let stand = Plan::relayers(1).engine(Engine::MySqlRabbitMq).no_webhooks().split().start().await;
+    let stand = Plan::relayers(1).engine(TestEngine::MySqlRabbitMq).no_webhooks().split().start().await;
     stand.relayers[0].change_faults(|faults| faults.jammed = true);
     let id = stand.send_serial(1).await;
     let row = stand.until_status(&id, "submitted").await;

@@ -5,7 +5,6 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod accepting;
-mod bench;
 #[path = "../scenarios/clients.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
 mod clients;
@@ -16,9 +15,9 @@ mod stand;
 mod status;
 mod topology;
 mod users;
-#[path = "../users/stand.rs"]
+#[path = "../users/fixture.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
-mod users_stand;
+mod users_fixture;
 mod users_store;
 #[path = "../scenarios/watch.rs"]
 mod watch;

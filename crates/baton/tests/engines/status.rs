@@ -1,7 +1,7 @@
 //! The three tiers of the status with Redis as the first: hit, miss with backfill, Redis gone, the relayers; and somebody
 //! who reads all the time never sees a step back.
 
-use harness::engine::{Engine, server};
+use harness::engine::{TestEngine, server};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
@@ -10,7 +10,7 @@ use crate::stand::{LATER, Plan, SOON, Stand};
 use crate::watch::Watch;
 
 async fn stand(redis: &Proxy) -> Stand {
-    Plan::relayers(2).engine(Engine::MySqlRabbitMq).api_behind("REDIS_URL", redis).split().start().await
+    Plan::relayers(2).engine(TestEngine::MySqlRabbitMq).api_behind("REDIS_URL", redis).split().start().await
 }
 
 async fn link() -> Proxy {
@@ -84,7 +84,8 @@ async fn without_redis_everything_is_slower_and_nothing_is_wrong() {
 #[tokio::test]
 async fn a_reader_of_all_tiers_never_sees_a_step_back() {
     let link = link().await;
-    let plan = Plan::relayers(2).engine(Engine::MySqlSqs).api_behind("REDIS_URL", &link).env("QUEUE_LEASE_MS", "2000");
+    let plan =
+        Plan::relayers(2).engine(TestEngine::MySqlSqs).api_behind("REDIS_URL", &link).env("QUEUE_LEASE_MS", "2000");
     let mut stand = plan.split().start().await;
     let client = Client::of(&stand);
     let watch = Watch::begin(client.clone());

@@ -1,6 +1,6 @@
 //! Operators' commands on the data directory, beside running services.
 
-use harness::ledger::Books;
+use harness::ledger::EffectLedger;
 use harness::relayer::{Faults, PostFault};
 use serde_json::json;
 
@@ -36,7 +36,7 @@ async fn a_refused_item_is_a_dead_letter_at_once_and_completes_after_a_replay() 
     stand.until_status(&id, "confirmed").await;
     let (_, said) = stand.command(["dlq", "replay", "--all"]).await;
     assert!(said.contains("0 replayed"), "{said}");
-    Books::compare([(id, "0x00000001".to_owned())], &stand.relayers, |accepted| accepted.field("data"))
+    EffectLedger::compare([(id, "0x00000001".to_owned())], &stand.relayers, |accepted| accepted.field("data"))
         .assert_exactly_once();
 }
 
@@ -104,5 +104,5 @@ async fn a_message_buried_by_the_queue_is_put_back_while_its_row_has_attempts_le
     stand.add_consumer().await;
     stand.until_all_final(LATER).await;
     assert_eq!(stand.count("confirmed").await, 20);
-    Books::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+    EffectLedger::compare(sent, &stand.relayers, |accepted| accepted.field("data")).assert_exactly_once();
 }

@@ -1,6 +1,6 @@
 //! Who gets the work: evenly, never to one that cannot take it, and never twice to anybody.
 
-use harness::ledger::Books;
+use harness::ledger::EffectLedger;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
 
@@ -122,7 +122,7 @@ async fn unknown_outcomes_are_found_or_sent_again_exactly_once() {
     let effects = |accepted: &harness::relayer::Accepted| {
         if accepted.broadcasts == 0 { "unsigned".to_owned() } else { accepted.field("data") }
     };
-    let mut books = Books::compare(sent, &stand.relayers, effects);
+    let mut books = EffectLedger::compare(sent, &stand.relayers, effects);
     books.extras.retain(|(key, _)| key != "unsigned" && !key.starts_with("0xffff"));
     books.assert_exactly_once();
     assert_eq!(stand.count("confirmed").await, 20 + warm);

@@ -60,6 +60,8 @@ async fn help_and_migrate_work_without_any_setting() {
     let env = BTreeMap::from([("BATON_DATA_DIR".to_owned(), directory.path().display().to_string())]);
     let (code, said) = run(["--help"], &env).await;
     assert!(code == 0 && said.contains("queue-consumer") && said.contains("dlq"), "{said}");
+    let (code, said) = run(["relay-api", "--help"], &env).await;
+    assert!(code == 0 && said.contains("WEBHOOK_SIGNING_KEY (required)") && !said.contains("USERS_"), "{said}");
     for _ in 0..2 {
         let (code, said) = run(["migrate"], &env).await;
         assert!(code == 0 && said.contains("up to date"), "{said}");

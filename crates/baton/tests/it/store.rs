@@ -4,7 +4,8 @@
 mod engines;
 mod mysql;
 
-use baton::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
+use baton::config::RelayMode;
+use baton::relay::state::report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
     ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };
@@ -97,7 +98,7 @@ async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Fixt
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..word("oz-1", ReportedStatus::Confirmed) };
     let now = Timestamp::from(std::time::SystemTime::now());
-    let verdict = bound.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
+    let verdict = bound.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
     let moved = moved.transaction.in_block("0x1", 12).unwrap();
@@ -195,7 +196,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
     let reason = Some("Insufficient balance".into());
     let report = Report { reason, ..word("oz-1", ReportedStatus::Failed) };
     let now = Timestamp::from(std::time::SystemTime::now());
-    let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
+    let verdict = first.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{Outcome, PostFault};
 use harness::wait::eventually_ok;
 
@@ -108,7 +108,7 @@ async fn item_faults() {
     })
     .await;
     // A killed reader hides what it has read from the others for a while, on a queue that cannot be read otherwise.
-    assert!(replays == 1 || stand.engine == Engine::MySqlSqs, "one replay takes all of them, not {replays}");
+    assert!(replays == 1 || stand.engine == TestEngine::MySqlSqs, "one replay takes all of them, not {replays}");
     story.watch(&stand);
 
     let ledger = story.end(&stand, &promises).await;

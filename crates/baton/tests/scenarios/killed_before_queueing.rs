@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{FaultPlan, Faults, PostFault};
 use rusqlite::Connection;
 use uuid::Uuid;
@@ -19,7 +19,7 @@ const PER_ROUND: usize = 100;
 #[tokio::test]
 async fn killed_before_queueing() {
     let mut story = Story::begin("killed_before_queueing");
-    let mut stand = mortal(2).engine(Engine::Embedded).env("BREAKER_FAILURES", "1000").start().await;
+    let mut stand = mortal(2).engine(TestEngine::Embedded).env("BREAKER_FAILURES", "1000").start().await;
     stand.warm_up().await;
     for (number, relayer) in stand.relayers.iter().enumerate() {
         let plan = FaultPlan::new(story.seed.wrapping_add(number as u64))

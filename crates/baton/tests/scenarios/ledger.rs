@@ -158,7 +158,7 @@ impl Ledger {
             }
         }
         for process in std::iter::once(&stand.api).chain(&stand.consumers) {
-            story.push_str(&format!("{}\n", process.story()));
+            story.push_str(&format!("{}\n", process.log_excerpt()));
         }
         panic!("{story}");
     }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
 
@@ -19,9 +19,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 async fn sigterm_under_load() {
     let mut story = Story::begin("sigterm_under_load");
     // Servers accept more slowly, and yet the clients are to be ahead.
-    let (at_once, answer_after) = match Engine::from_env() {
-        Engine::Embedded => (16, Duration::from_millis(250)),
-        Engine::MySqlSqs | Engine::MySqlRabbitMq => (8, Duration::from_millis(400)),
+    let (at_once, answer_after) = match TestEngine::from_env() {
+        TestEngine::Embedded => (16, Duration::from_millis(250)),
+        TestEngine::MySqlSqs | TestEngine::MySqlRabbitMq => (8, Duration::from_millis(400)),
     };
     let plan = mortal(3).env("QUEUE_LEASE_MS", "60000").env("CONSUMER_CONCURRENCY", at_once.to_string());
     let limit = LIMIT.as_millis().to_string();
@@ -49,7 +49,7 @@ async fn sigterm_under_load() {
         let told = Instant::now();
         consumer.sigterm().unwrap();
         let exit = consumer.wait_exit(LIMIT).await.unwrap();
-        assert_eq!(exit.code(), Some(0), "{}", consumer.story());
+        assert_eq!(exit.code(), Some(0), "{}", consumer.log_excerpt());
         println!("  stopped after {:?}", told.elapsed());
         assert_eq!(until_final(&stand, SOON).await, None, "the other one takes the rest at once");
         stand.consumers[round % 2].restart().await.unwrap();

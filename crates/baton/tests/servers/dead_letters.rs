@@ -1,7 +1,7 @@
 //! Messages that were handed out again and again to somebody who never said a word about them, until SQS buried them by
 //! itself. Their rows have attempts left: they are put back, and done.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::wait::eventually_ok;
 
 use crate::clients::Client;
@@ -16,7 +16,7 @@ const TRANSACTIONS: usize = 200;
 async fn dead_letters_with_attempts_left() {
     let mut story = Story::begin("dead_letters_with_attempts_left");
     // Only the dead letters bring them back.
-    let mut stand = short_clocks().engine(Engine::MySqlSqs).env("RECONCILE_PENDING_MS", "600000").start().await;
+    let mut stand = short_clocks().engine(TestEngine::MySqlSqs).env("RECONCILE_PENDING_MS", "600000").start().await;
     stand.warm_up().await;
     story.watch(&stand);
     stand.consumers.remove(0).kill9().await.unwrap();

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{FaultPlan, Faults, PostFault};
 
 use crate::clients::Client;
@@ -20,7 +20,7 @@ const COPIES: usize = 2;
 #[tokio::test]
 async fn duplicates() {
     let mut story = Story::begin("duplicates");
-    let mut stand = short_clocks().engine(Engine::MySqlSqs).env("REQUEST_TIMEOUT_MS", "30000").start().await;
+    let mut stand = short_clocks().engine(TestEngine::MySqlSqs).env("REQUEST_TIMEOUT_MS", "30000").start().await;
     stand.warm_up().await;
     for (number, relayer) in stand.relayers.iter().enumerate() {
         // Some are slow, so that the copy comes while the original is under way.

@@ -1,7 +1,7 @@
 //! A consumer is frozen in the middle of a database transaction, with rows locked. The server ends that transaction by
 //! itself, others go on with those rows, and what the frozen one does when it wakes is refused.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection};
 
@@ -18,7 +18,7 @@ const STOPS_MAX: usize = 100;
 #[tokio::test]
 async fn frozen_with_locks() {
     let mut story = Story::begin("frozen_with_locks");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let mut stand = short_clocks().on(&servers).start().await;
     stand.add_consumer().await;
     stand.warm_up().await;

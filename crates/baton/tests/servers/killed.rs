@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 use harness::wait::eventually;
 
@@ -12,7 +12,7 @@ use crate::stand::{SOON, Stand};
 use crate::story::Story;
 use crate::trouble::{consumer_metric, load_during, stand_on};
 
-async fn killed(name: &'static str, engine: Engine, server: Server, times: usize) -> (Stand, Servers) {
+async fn killed(name: &'static str, engine: TestEngine, server: Server, times: usize) -> (Stand, Servers) {
     let mut story = Story::begin(name);
     let servers = Servers::of(engine).await;
     let stand = stand_on(&servers).await;
@@ -48,13 +48,13 @@ async fn until_some_wait(client: &Client) {
 
 #[tokio::test]
 async fn mariadb_killed() {
-    killed("mariadb_killed", Engine::MySqlSqs, Server::MariaDb, 3).await;
+    killed("mariadb_killed", TestEngine::MySqlSqs, Server::MariaDb, 3).await;
 }
 
 /// It forgets its messages and even its queues: the rows know better.
 #[tokio::test]
 async fn sqs_killed() {
-    let (stand, _servers) = killed("sqs_killed", Engine::MySqlSqs, Server::Sqs, 2).await;
+    let (stand, _servers) = killed("sqs_killed", TestEngine::MySqlSqs, Server::Sqs, 2).await;
     let again = consumer_metric(&stand, 0, "baton_reconciler_total", "unclaimed").await;
     println!("  {again} messages were lost with the server and queued again");
     assert!(again > 0.0, "nothing was lost with the server");
@@ -62,10 +62,10 @@ async fn sqs_killed() {
 
 #[tokio::test]
 async fn redis_killed() {
-    killed("redis_killed", Engine::MySqlSqs, Server::Redis, 3).await;
+    killed("redis_killed", TestEngine::MySqlSqs, Server::Redis, 3).await;
 }
 
 #[tokio::test]
 async fn rabbitmq_killed() {
-    killed("rabbitmq_killed", Engine::MySqlRabbitMq, Server::RabbitMq, 1).await;
+    killed("rabbitmq_killed", TestEngine::MySqlRabbitMq, Server::RabbitMq, 1).await;
 }

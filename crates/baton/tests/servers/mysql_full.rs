@@ -1,7 +1,7 @@
 //! MySQL has no connections left: others have taken them all, and ours were closed. Nothing is accepted meanwhile, and
 //! when there is room again the pools find their way back by themselves.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::Servers;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 
@@ -15,7 +15,7 @@ const CONNECTIONS_MAX: usize = 10;
 #[tokio::test]
 async fn mysql_full() {
     let mut story = Story::begin("mysql_full");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let stand = stand_on(&servers).await;
     story.watch(&stand);
     let mut root = MySqlConnection::connect(&servers.address("BATON_TEST_MYSQL_URL")).await.unwrap();

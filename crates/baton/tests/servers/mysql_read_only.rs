@@ -1,7 +1,7 @@
 //! MySQL becomes read-only under load, as the old primary does after a failover: nothing is accepted, everything can be
 //! read, and when it takes writes again what was under way goes on without a used-up attempt.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection};
 
@@ -12,7 +12,7 @@ use crate::trouble::{load_during, stand_on, until_refused};
 #[tokio::test]
 async fn mysql_read_only() {
     let mut story = Story::begin("mysql_read_only");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let stand = stand_on(&servers).await;
     let known = stand.send_serial(crate::stand::WARM_UP + 1000).await;
     story.watch(&stand);

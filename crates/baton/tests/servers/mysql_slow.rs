@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::engine::{Engine, server};
+use harness::engine::{TestEngine, server};
 use harness::proxy::{Mode, Proxy};
 
 use crate::clients::Client;
@@ -14,7 +14,7 @@ async fn mysql_slow() {
     let mut story = Story::begin("mysql_slow");
     let url = reqwest::Url::parse(&server("BATON_TEST_MYSQL_URL")).unwrap();
     let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
-    let stand = short_clocks().engine(Engine::MySqlSqs).behind("DATABASE_URL", &link).start().await;
+    let stand = short_clocks().engine(TestEngine::MySqlSqs).behind("DATABASE_URL", &link).start().await;
     stand.warm_up().await;
     story.watch(&stand);
     let seed = story.seed;

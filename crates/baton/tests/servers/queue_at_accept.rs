@@ -1,7 +1,7 @@
 //! The API's way to SQS is cut, silent or one-way while clients send. Whoever is told 503 was told the truth; whoever is
 //! told 202, too.
 
-use harness::engine::{Engine, server};
+use harness::engine::{TestEngine, server};
 use harness::proxy::{Mode, Proxy};
 
 use crate::clients::{Client, Promises};
@@ -13,7 +13,7 @@ async fn queue_at_accept() {
     let mut story = Story::begin("queue_at_accept");
     let url = reqwest::Url::parse(&server("BATON_TEST_SQS_URL")).unwrap();
     let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
-    let stand = short_clocks().engine(Engine::MySqlSqs).api_behind("SQS_ENDPOINT_URL", &link).start().await;
+    let stand = short_clocks().engine(TestEngine::MySqlSqs).api_behind("SQS_ENDPOINT_URL", &link).start().await;
     stand.warm_up().await;
     story.watch(&stand);
     let seed = story.seed;

@@ -1,6 +1,6 @@
 //! Redis goes and never comes back: everything goes on, and no reader sees an error or a step back.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 
 use crate::clients::{Client, Promises};
@@ -11,7 +11,7 @@ use crate::trouble::{load_during, stand_on};
 #[tokio::test]
 async fn redis_gone() {
     let mut story = Story::begin("redis_gone");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let stand = stand_on(&servers).await;
     story.watch(&stand);
     // Some that are in the cache, and some that are not final yet.

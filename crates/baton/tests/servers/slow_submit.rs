@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::engine::{Engine, server};
+use harness::engine::{TestEngine, server};
 use harness::proxy::{Mode, Proxy};
 use harness::relayer::{FaultPlan, Faults, PostFault};
 use harness::wait::eventually_ok;
@@ -22,7 +22,7 @@ async fn slow_submit() {
     let url = reqwest::Url::parse(&server("BATON_TEST_SQS_URL")).unwrap();
     let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
     let mut stand = short_clocks()
-        .engine(Engine::MySqlSqs)
+        .engine(TestEngine::MySqlSqs)
         .env("QUEUE_LEASE_MS", LEASE_MS.to_string())
         .env("RELAYER_SUBMIT_TIMEOUT_MS", "8000")
         .env("RELAYER_HANDLER_TIMEOUT_MS", "8000")

@@ -328,7 +328,7 @@ impl World {
                         self.reply(node, slot, reply, true);
                     }
                 }
-                Event::Stored(_) | Event::Told(_) => {}
+                Event::Stored(_) | Event::Notified(_) => {}
             }
         }
         self.check_stored(node);

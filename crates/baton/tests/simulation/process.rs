@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use alloy_primitives::U256;
 use baton::clock::Clock;
-use baton::config::{ChainConfig, Secret};
+use baton::config::{ChainConfig, RoutingSettings, Secret};
 use baton::randomness::Randomness;
 use baton::relay::accept::intake::{AcceptMode, TransactionIntake};
 use baton::relay::chain::Chain;
@@ -13,7 +13,6 @@ use baton::relay::observe::status::StatusLookup;
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
 use baton::relay::relayer::client::RelayerClient;
 use baton::relay::relayer::pool::Pool;
-use baton::relay::relayer::routing::RoutingSettings;
 use baton::relay::state::transaction::ConsumerId;
 use baton::relay::store::TransactionStore;
 use baton::relay::submit::consumer::{Consumer, ConsumerSettings};

@@ -69,7 +69,7 @@ impl Queue for SimQueue {
             fenced: true,
             shared: true,
             cancel_safe: true,
-            request_carries: 1,
+            messages_per_request: 1,
             body_bytes_max: usize::MAX,
             delay_max: Duration::MAX,
         }

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
+use baton::config::RelayMode;
+use baton::dead_letters::{self, Selection};
 use baton::relay::accept::intake::Request;
 use baton::relay::observe::webhook::receive_report;
+use baton::relay::reconcile::dead_letters::RelayDeadLetters;
 use baton::relay::reconcile::sweeps::Sweep;
 use baton::relay::relayer::wire::{self, Webhook};
-use baton::relay::state::report::Mode;
 use baton::relay::state::transaction::{
     Binding, ConsumerId, FailedBy, Progress, Refused, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
 };
@@ -217,7 +219,7 @@ fn build(world: &mut World, shape: Mutation) {
             let made = Timestamp(now - 1_000_000);
             let id = TransactionId(Uuid::from_u128((made.0 as u128) << 80 | index as u128));
             let mut row = Transaction::accepted(id, &request, String::new(), made, &TIMINGS);
-            row.status = if world.mode == Mode::Confirm { Status::Success } else { Status::Confirmed };
+            row.status = if world.mode == RelayMode::Confirm { Status::Success } else { Status::Confirmed };
             row.check_at = None;
             let (relayer, tx_id) = (RelayerUrl(url(index)), RelayerTxId(tx_id.clone()));
             world.owners.push((tx_id.clone(), id));
@@ -703,9 +705,10 @@ impl Scheduler {
         let guarded = Arc::clone(&self.api.guarded);
         if let Some(place) = replayable {
             self.spawn(Owner::Api, Job::Operate, async move {
-                let Ok(letters) = guarded.queue.dead_letters(None, 100).await else { return };
-                if let Some(letter) = letters.get(place) {
-                    drop(baton::dead_letters::replay(&guarded, std::slice::from_ref(letter)).await);
+                let lane = RelayDeadLetters { guarded };
+                let Ok(entries) = dead_letters::select(&lane, &Selection::default()).await else { return };
+                if let Some(entry) = entries.get(place) {
+                    drop(dead_letters::replay(&lane, std::slice::from_ref(entry)).await);
                 }
             });
         } else if let Some(index) = unknown {

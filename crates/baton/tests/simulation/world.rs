@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use alloy_primitives::{Address, Bytes, U256, aliases::U48};
 use baton::clock::TimeSource;
+use baton::config::{RelayMode, Timings};
 use baton::randomness::RandomSource;
 use baton::relay::request::call::{Call, DirectRequest};
 use baton::relay::request::forward::{Forward, ForwardRequest, GaslessRequest, Signer};
-use baton::relay::state::report::Mode;
-use baton::relay::state::transaction::{ConsumerId, RelayerTxId, RelayerUrl, Timings, Transaction, TransactionId};
+use baton::relay::state::transaction::{ConsumerId, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use baton::timestamp::Timestamp;
 use futures::future::BoxFuture;
 use serde_json::json;
@@ -361,7 +361,7 @@ pub enum Fate {
 pub struct World {
     pub mutation: Mutation,
     pub shape: Mutation,
-    pub mode: Mode,
+    pub mode: RelayMode,
     pub preflight: bool,
     pub faults: u32,
     /// Faults that come more often than others.
@@ -481,7 +481,7 @@ impl World {
         // Each world has some kinds of faults and not others: everything at once hides more than it shows.
         let mut faults = (rng.next() & rng.next()) as u32 | (rng.next() & rng.next() & rng.next()) as u32;
         faults |= setup.forced;
-        let mode = if rng.one_in(8) { Mode::Confirm } else { Mode::FireAndForget };
+        let mode = if rng.one_in(8) { RelayMode::Confirm } else { RelayMode::FireAndForget };
         let preflight = rng.one_in(4);
         Self {
             mutation: setup.mutation,

@@ -1,198 +1,90 @@
-//! The records of development relayers on disk: each record, and whether its final webhook is done.
+//! The records of a development relayer on disk: one line for each change, the last line of a record counts.
 //!
-//! A record is written before its POST is answered. One thread writes for all relayers and puts what waits into one
-//! commit, so POSTs share its cost. A commit survives the end of the process, but perhaps not a power failure.
+//! A line is written before its POST is answered. It survives the end of the process, but perhaps not a power failure.
+//! The file is compacted at each start.
 
 use std::{
-    path::{Path, PathBuf},
-    sync::mpsc,
-    time::Duration,
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io::{self, BufRead, BufReader, BufWriter, Write},
+    path::Path,
+    sync::{Mutex, PoisonError},
 };
 
-use anyhow::Context;
-use rusqlite::{Connection, params};
-use tokio::sync::oneshot;
+use serde::{Deserialize, Serialize};
 
 use super::stored::StoredRecord;
 
-/// Rows of one relayer lie together: its index above, the record's number in the lower bits.
-const NUMBER_BITS: u32 = 44;
-/// Writes in one commit.
-const COMMIT_MAX: usize = 1024;
-/// Time to wait for a lock that another process holds.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) struct Journal(Mutex<File>);
 
-const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS simulated_records (
-    key INTEGER PRIMARY KEY,
-    told INTEGER NOT NULL,
-    record TEXT NOT NULL
-) STRICT";
-
-/// A journal file, shared by the development relayers of one process. Clones write to the same file.
-#[derive(Clone)]
-pub struct Journal {
-    path: PathBuf,
-    writes: mpsc::Sender<Write>,
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Record(Box<StoredRecord>),
+    /// The final webhook of this record is delivered or given up.
+    Notified(u64),
 }
 
-/// One relayer's part of a [`Journal`].
-pub(crate) struct RelayerJournal {
-    journal: Journal,
-    /// Key of number 0.
-    base: i64,
-}
-
-/// The journal's content at the start, oldest record first.
-#[derive(Default)]
-pub(crate) struct Loaded {
-    /// With whether the final webhook is done.
-    pub(crate) records: Vec<(StoredRecord, bool)>,
-}
-
-enum Write {
-    Record {
-        key: i64,
-        text: String,
-        done: oneshot::Sender<bool>,
-    },
-    /// Marks a record, and deletes marked ones from the first key up to the second.
-    Told {
-        key: i64,
-        base: i64,
-        oldest_kept: i64,
-    },
-}
+/// By number, with whether the final webhook is done.
+pub(crate) type Loaded = BTreeMap<u64, (StoredRecord, bool)>;
 
 impl Journal {
-    /// Opens the file, and makes it and its directory if they are missing.
-    ///
-    /// # Errors
-    /// When the file cannot be opened or written.
-    pub fn open(path: &Path) -> anyhow::Result<Self> {
+    /// Reads the file, which may be missing, and drops all but the newest `notified_max` records whose final webhook is done.
+    pub(crate) fn open(path: &Path, notified_max: usize) -> io::Result<(Self, Loaded)> {
         if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+            std::fs::create_dir_all(directory)?;
         }
-        let connection = connect(path)?;
-        connection.execute_batch(SCHEMA).context("create the journal's table")?;
-        let (writes, waiting) = mpsc::channel();
-        std::thread::Builder::new()
-            .name("relayer-journal".to_owned())
-            .spawn(move || write_all(&connection, &waiting))?;
-        Ok(Self { path: path.to_owned(), writes })
+        let mut loaded = load(path)?;
+        let notified: Vec<u64> =
+            loaded.iter().filter(|(_, (_, notified))| *notified).map(|(number, _)| *number).collect();
+        for number in &notified[..notified.len().saturating_sub(notified_max)] {
+            loaded.remove(number);
+        }
+        let compacted = path.with_extension("new");
+        let mut file = BufWriter::new(File::create(&compacted)?);
+        for (number, (stored, notified)) in &loaded {
+            write_line(&mut file, "record", stored)?;
+            if *notified {
+                write_line(&mut file, "notified", number)?;
+            }
+        }
+        file.into_inner()?;
+        std::fs::rename(&compacted, path)?;
+        Ok((Self(Mutex::new(OpenOptions::new().append(true).open(path)?)), loaded))
     }
 
-    pub(crate) fn of_relayer(&self, index: usize) -> RelayerJournal {
-        let index = i64::try_from(index).unwrap_or(i64::MAX >> NUMBER_BITS).min(i64::MAX >> NUMBER_BITS);
-        RelayerJournal { journal: self.clone(), base: index << NUMBER_BITS }
+    /// Writes a record, or its new state.
+    pub(crate) fn write(&self, stored: &StoredRecord) -> io::Result<()> {
+        write_line(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), "record", stored)
+    }
+
+    /// Marks the final webhook of a record as done.
+    pub(crate) fn mark_notified(&self, number: u64) -> io::Result<()> {
+        write_line(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), "notified", &number)
     }
 }
 
-impl RelayerJournal {
-    /// All records whose final webhook is not done, and the newest `told_max` of the others.
-    pub(crate) fn load(&self, told_max: usize) -> anyhow::Result<Loaded> {
-        let connection = connect(&self.journal.path)?;
-        let mut statement = connection.prepare(
-            "SELECT key, told, record FROM simulated_records WHERE key >= ?1 AND key < ?2 ORDER BY key DESC",
-        )?;
-        let mut rows = statement.query([self.base, self.base + (1 << NUMBER_BITS)])?;
-        let mut loaded = Loaded::default();
-        let mut told_seen = 0;
-        while let Some(row) = rows.next()? {
-            let number = u64::try_from(row.get::<_, i64>(0)? - self.base).unwrap_or_default();
-            let told: bool = row.get(1)?;
-            told_seen += usize::from(told);
-            if told && told_seen > told_max {
-                continue;
-            }
-            match serde_json::from_str::<StoredRecord>(row.get_ref(2)?.as_str()?) {
-                Ok(mut stored) => {
-                    stored.number = number;
-                    loaded.records.push((stored, told));
+fn write_line(file: &mut impl Write, kind: &str, value: &impl Serialize) -> io::Result<()> {
+    // In one call, so that a killed process leaves whole lines.
+    file.write_all(format!("{{\"{kind}\":{}}}\n", serde_json::to_string(value)?).as_bytes())
+}
+
+pub(super) fn load(path: &Path) -> io::Result<Loaded> {
+    let mut loaded = Loaded::new();
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(loaded),
+        file => file?,
+    };
+    for line in BufReader::new(file).lines() {
+        match serde_json::from_str(&line?) {
+            Ok(Line::Record(stored)) => drop(loaded.insert(stored.number, (*stored, false))),
+            Ok(Line::Notified(number)) => {
+                if let Some((_, notified)) = loaded.get_mut(&number) {
+                    *notified = true;
                 }
-                Err(error) => {
-                    tracing::warn!(number, %error, "a development relayer's record cannot be read and is left out");
-                }
             }
-        }
-        loaded.records.reverse();
-        Ok(loaded)
-    }
-
-    /// Writes a record, or replaces it. The receiver gets `true` when it is on disk.
-    pub(crate) fn write(&self, stored: &StoredRecord) -> oneshot::Receiver<bool> {
-        let (done, written) = oneshot::channel();
-        let text = serde_json::to_string(stored).unwrap_or_default();
-        // If the thread has ended, `done` is dropped, and the caller sees that.
-        let _ = self.journal.writes.send(Write::Record { key: self.key(stored.number), text, done });
-        written
-    }
-
-    /// Marks the final webhook of a record as done, and forgets such records below `oldest_kept`.
-    pub(crate) fn mark_told(&self, number: u64, oldest_kept: u64) {
-        let write = Write::Told { key: self.key(number), base: self.base, oldest_kept: self.key(oldest_kept) };
-        // A mark that is lost costs one repeated webhook after the next start.
-        let _ = self.journal.writes.send(write);
-    }
-
-    fn key(&self, number: u64) -> i64 {
-        self.base | i64::try_from(number).unwrap_or_default()
-    }
-}
-
-fn connect(path: &Path) -> anyhow::Result<Connection> {
-    let connection = Connection::open(path).with_context(|| format!("open {}", path.display()))?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")?;
-    Ok(connection)
-}
-
-/// Runs until the last [`Journal`] is dropped, and writes what waits before it ends.
-fn write_all(connection: &Connection, waiting: &mpsc::Receiver<Write>) {
-    while let Ok(first) = waiting.recv() {
-        let mut done = Vec::new();
-        let group = std::iter::once(first).chain(waiting.try_iter().take(COMMIT_MAX - 1));
-        let committed = write_group(connection, group, &mut done);
-        if let Err(error) = &committed {
-            tracing::error!(%error, "the development relayers' journal cannot be written");
-            // Without an open transaction there is nothing to undo.
-            let _ = connection.execute_batch("ROLLBACK");
-        }
-        for done in done {
-            // An error means that the caller has hung up.
-            let _ = done.send(committed.is_ok());
+            Err(error) => tracing::warn!(%error, "a line of a development relayer's journal is left out"),
         }
     }
-}
-
-fn write_group(
-    connection: &Connection,
-    group: impl Iterator<Item = Write>,
-    finished: &mut Vec<oneshot::Sender<bool>>,
-) -> rusqlite::Result<()> {
-    connection.execute_batch("BEGIN IMMEDIATE")?;
-    let mut delete_below = std::collections::BTreeMap::new();
-    for write in group {
-        match write {
-            Write::Record { key, text, done } => {
-                finished.push(done);
-                connection
-                    .prepare_cached(
-                        "INSERT INTO simulated_records (key, told, record) VALUES (?1, 0, ?2)
-                         ON CONFLICT (key) DO UPDATE SET record = ?2",
-                    )?
-                    .execute(params![key, text])?;
-            }
-            Write::Told { key, base, oldest_kept } => {
-                connection.prepare_cached("UPDATE simulated_records SET told = 1 WHERE key = ?1")?.execute([key])?;
-                delete_below.insert(base, oldest_kept);
-            }
-        }
-    }
-    for (base, oldest_kept) in delete_below {
-        connection
-            .prepare_cached("DELETE FROM simulated_records WHERE key >= ?1 AND key < ?2 AND told = 1")?
-            .execute([base, oldest_kept])?;
-    }
-    connection.execute_batch("COMMIT")
+    Ok(loaded)
 }

@@ -15,20 +15,18 @@ mod stored;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use alloy_primitives::Address;
-use anyhow::Context;
-use tokio::sync::oneshot;
-
-pub use self::{journal::Journal, signer::ChainOptions};
-use self::{journal::RelayerJournal, signer::Signer};
+pub use self::signer::ChainOptions;
+use self::{journal::Journal, signer::Signer};
 use crate::{
     Faults, Mode, RelayerOptions, SimRelayer, SimResponse, Timing,
     answers::failure,
     options::MEASURED_WEBHOOK_PAUSES,
     server::{Driver, Relayer, now_ms, ports::free_port},
 };
+use alloy_primitives::Address;
+use anyhow::Context;
 
 /// Final records that are kept; older ones are 404, as they are at the real relayer after some hours.
 const FINAL_RECORDS_MAX: usize = 100_000;
@@ -45,8 +43,8 @@ pub struct DevRelayerOptions {
     pub webhook_url: String,
     /// The key that signs them.
     pub webhook_key: String,
-    /// File for its records, shared by all development relayers.
-    pub journal: Journal,
+    /// File for its records.
+    pub journal: PathBuf,
     /// Start of its made-up hashes.
     pub seed: u64,
     /// Average time between two statuses without a chain.
@@ -63,7 +61,7 @@ pub struct DevRelayer {
 
 /// What a development relayer has beside the simulated one.
 pub(crate) struct DevParts {
-    pub(crate) journal: RelayerJournal,
+    pub(crate) journal: Journal,
     pub(crate) signer: Option<Signer>,
 }
 
@@ -92,19 +90,19 @@ impl DevRelayer {
             ..RelayerOptions::new(&id).webhook(webhook_url, webhook_key)
         };
         let mut driver = Driver::new(simulated);
-        let journal = journal.of_relayer(index);
-        let loaded = journal.load(FINAL_RECORDS_MAX).context("read the development relayers' journal")?;
+        let (journal, loaded) =
+            Journal::open(&journal, FINAL_RECORDS_MAX).with_context(|| format!("open {}", journal.display()))?;
         let (records, under_way) = {
             let core = &mut driver.lock().core;
             if on_chain {
                 // As the real relayer is until its chain has answered once.
                 core.set_faults(now_ms(), Faults { system_disabled: true, ..Faults::default() });
             }
-            for (stored, told) in loaded.records {
+            for (stored, notified) in loaded.into_values() {
                 if let Some(signer) = &signer {
                     signer.resume(&stored);
                 }
-                core.import(now_ms(), stored, told);
+                core.import(now_ms(), stored, notified);
             }
             (core.records().count(), core.records().filter(|record| !record.status.is_final()).count())
         };
@@ -149,18 +147,17 @@ impl DevRelayer {
 }
 
 impl DevParts {
-    /// Writes a record that was just stored. The receiver gets `true` when it is on disk.
-    pub(crate) fn stored(&self, core: &SimRelayer, number: u64) -> oneshot::Receiver<bool> {
-        let Some(stored) = core.export(number) else { return oneshot::channel().1 };
-        let written = self.journal.write(&stored);
+    /// Writes a record that was just stored, and hands it to the signer.
+    pub(crate) fn stored(&self, core: &SimRelayer, number: u64) {
+        let written = core.export(number).map(|stored| self.journal.write(&stored));
+        log_failure(written.unwrap_or(Ok(())));
         if let Some(signer) = &self.signer {
             signer.add(number);
         }
-        written
     }
 
-    pub(crate) fn told(&self, core: &SimRelayer, number: u64) {
-        self.journal.mark_told(number, core.oldest_number());
+    pub(crate) fn notified(&self, number: u64) {
+        log_failure(self.journal.mark_notified(number));
     }
 
     /// Before `/status` and `/balance` on a chain: the real relayer asks its node each time, and fails without it.
@@ -173,5 +170,11 @@ impl DevParts {
             }
             Err(error) => Some(failure(500, &format!("Provider error: {error}"))),
         }
+    }
+}
+
+fn log_failure(written: std::io::Result<()>) {
+    if let Err(error) = written {
+        tracing::error!(%error, "a development relayer's journal cannot be written: a restart loses records");
     }
 }

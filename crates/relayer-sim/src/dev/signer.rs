@@ -26,7 +26,7 @@ use crate::{Faults, Record, server::Driver};
 
 /// Transactions that are signed and not yet mined. Nodes keep few more of one sender.
 const IN_FLIGHT_MAX: usize = 64;
-/// Transactions signed in one round, before the next check of those that were sent.
+/// Transactions signed in one round, before the next check of sent transactions.
 const SIGN_BATCH: usize = 16;
 /// Time between two rounds while transactions are under way: at first, and after many rounds without progress.
 const ROUND_INTERVAL: Duration = Duration::from_millis(50);
@@ -68,8 +68,8 @@ struct SignerState {
 enum Stopped {
     #[error(transparent)]
     Away(#[from] Away),
-    #[error("the journal cannot be written")]
-    Journal,
+    #[error("the journal cannot be written: {0}")]
+    Journal(#[from] std::io::Error),
     #[error("a transaction cannot be signed: {0}")]
     Signature(#[from] anyhow::Error),
     #[error("chain {0} is not a local development chain, and these keys are published: give others with --key")]
@@ -129,17 +129,17 @@ impl Driver {
     pub(super) async fn follow_chain(&self) {
         let Some(signer) = self.dev.as_ref().and_then(|dev| dev.signer.as_ref()) else { return };
         let mut flight = Flight::default();
-        let mut complained = false;
+        let mut warned = false;
         let mut pause = ROUND_INTERVAL;
         loop {
             let before = flight.in_flight.keys().next().copied();
             match self.round(signer, &mut flight).await {
-                Ok(()) if std::mem::take(&mut complained) => {
+                Ok(()) if std::mem::take(&mut warned) => {
                     tracing::info!(relayer = self.options.id, "the chain answers again");
                 }
                 Ok(()) => {}
                 Err(stopped) => {
-                    if !std::mem::replace(&mut complained, true) {
+                    if !std::mem::replace(&mut warned, true) {
                         tracing::warn!(relayer = self.options.id, error = %stopped, "a development relayer waits for its chain");
                     }
                     tokio::time::sleep(AWAY_PAUSE).await;
@@ -231,7 +231,7 @@ impl Driver {
         };
         let offer = match signer.node.offer(signer.address, &record, reserved).await? {
             Ok(offer) => offer,
-            Err(reason) => return self.fail(signer, number, reason).await,
+            Err(reason) => return self.fail(signer, number, reason),
         };
         // The next nonce follows our own transactions under way; without any, the chain knows it best.
         let nonce = match flight.in_flight.last_key_value() {
@@ -240,9 +240,9 @@ impl Driver {
         };
         let signed = match sign(&signer.wallet, chain_id, nonce, offer).await {
             Ok(signed) => signed,
-            Err(error) => return self.fail(signer, number, format!("Transaction could not be signed: {error}")).await,
+            Err(error) => return self.fail(signer, number, format!("Transaction could not be signed: {error}")),
         };
-        self.update(signer, number, Some(&signed), |record| signed.show_in(record)).await?;
+        self.update(signer, number, Some(&signed), |record| signed.show_in(record))?;
         {
             let mut state = signer.state();
             state.unsigned.remove(&number);
@@ -253,8 +253,8 @@ impl Driver {
         self.send_one(signer, flight, nonce).await
     }
 
-    async fn fail(&self, signer: &Signer, number: u64, reason: String) -> Result<(), Stopped> {
-        self.update(signer, number, None, |record| record.fail(reason)).await?;
+    fn fail(&self, signer: &Signer, number: u64, reason: String) -> Result<(), Stopped> {
+        self.update(signer, number, None, |record| record.fail(reason))?;
         let mut state = signer.state();
         state.unsigned.remove(&number);
         state.signed.remove(&number);
@@ -262,7 +262,7 @@ impl Driver {
     }
 
     /// Changes a record: in the journal first, then for readers and webhooks.
-    async fn update(
+    fn update(
         &self,
         signer: &Signer,
         number: u64,
@@ -278,9 +278,7 @@ impl Driver {
             return Ok(());
         }
         stored.signed = signed.cloned().or_else(|| signer.state().signed.get(&number).cloned());
-        if !dev.journal.write(&stored).await.unwrap_or_default() {
-            return Err(Stopped::Journal);
-        }
+        dev.journal.write(&stored)?;
         self.change(|core, now_ms| core.replace_record(now_ms, number, stored.record));
         Ok(())
     }

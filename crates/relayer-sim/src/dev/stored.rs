@@ -12,11 +12,9 @@ use crate::{
     plan::Plan,
 };
 
-/// A record as the journal keeps it. Without a chain it is written once: the plan says what it is at any later time.
+/// A record in the journal. Without a chain it is written once: its plan gives its state at any later time.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct StoredRecord {
-    /// The journal's key, and so not part of the stored text.
-    #[serde(skip)]
     pub(crate) number: u64,
     pub(crate) record: Record,
     #[serde(default)]
@@ -41,9 +39,9 @@ impl SimRelayer {
         })
     }
 
-    /// Takes up a record from the journal at the step that its plan has reached by now. `told`: its final webhook is
+    /// Takes up a record from the journal at the step that its plan has reached by now. `notified`: its final webhook is
     /// done.
-    pub(crate) fn import(&mut self, now_ms: i64, stored: StoredRecord, told: bool) {
+    pub(crate) fn import(&mut self, now_ms: i64, stored: StoredRecord, notified: bool) {
         let StoredRecord { number, mut record, plan, reserved_nonce, stored_at_ms, .. } = stored;
         record.from = Arc::clone(&self.address);
         record.relayer_id = Arc::clone(&self.id);
@@ -62,7 +60,7 @@ impl SimRelayer {
         let mut at_ms = stored_at_ms;
         while let Some((pause, _)) = self.entries[place].plan.front() {
             at_ms = at_ms.saturating_add(*pause);
-            if at_ms > now_ms && !told {
+            if at_ms > now_ms && !notified {
                 self.entries[place].due_ms = Some(at_ms);
                 self.schedule(at_ms, Work::Step(number));
                 break;
@@ -72,8 +70,8 @@ impl SimRelayer {
             }
         }
         // The webhook may have been delivered before the stop. A repeated one does no harm, a missing one does.
-        if !told && self.entries[place].record.status > Status::Pending {
-            self.tell(number, now_ms);
+        if !notified && self.entries[place].record.status > Status::Pending {
+            self.notify(number, now_ms);
         }
     }
 
@@ -85,16 +83,12 @@ impl SimRelayer {
     pub(crate) fn replace_record(&mut self, now_ms: i64, number: u64, changed: Record) {
         if let Some(place) = self.place(number) {
             self.change(place, now_ms, |record| *record = changed);
-            self.tell(number, now_ms);
+            self.notify(number, now_ms);
         }
     }
 
     /// As `/status` shows it.
     pub(crate) fn set_next_nonce(&mut self, nonce: u64) {
         self.next_nonce = nonce;
-    }
-
-    pub(crate) fn oldest_number(&self) -> u64 {
-        self.entries.front().map_or(self.next_number, |entry| entry.number)
     }
 }

@@ -142,9 +142,8 @@ impl Driver {
         }
     }
 
-    /// Lets the core advance to the present and carries out its events. Returns what a stored record waits for.
-    fn carry_out(self: &Arc<Self>, state: &mut Driven) -> Vec<oneshot::Receiver<bool>> {
-        let mut stored = Vec::new();
+    /// Lets the core advance to the present and carries out its events. Stored records are durable when this returns.
+    fn carry_out(self: &Arc<Self>, state: &mut Driven) {
         for event in state.core.advance(now_ms()) {
             match event {
                 Event::Webhook(webhook) => {
@@ -158,22 +157,25 @@ impl Driver {
                     }
                 }
                 #[cfg(feature = "dev")]
-                Event::Stored(number) => stored.extend(self.dev.as_ref().map(|dev| dev.stored(&state.core, number))),
-                #[cfg(feature = "dev")]
-                Event::Told(number) => {
+                Event::Stored(number) => {
                     if let Some(dev) = &self.dev {
-                        dev.told(&state.core, number);
+                        dev.stored(&state.core, number);
+                    }
+                }
+                #[cfg(feature = "dev")]
+                Event::Notified(number) => {
+                    if let Some(dev) = &self.dev {
+                        dev.notified(number);
                     }
                 }
                 // No mode without a journal has these.
                 #[cfg(not(feature = "dev"))]
-                Event::Stored(_) | Event::Told(_) => stored.clear(),
+                Event::Stored(_) | Event::Notified(_) => {}
             }
         }
         if state.core.next_due_ms().is_some_and(|due_ms| due_ms < state.sleeps_until_ms) {
             self.wake.notify_one();
         }
-        stored
     }
 
     /// One attempt. Like the real relayer without a timeout: a slow receiver is waited for.
@@ -197,9 +199,9 @@ impl Driver {
         self.carry_out(&mut state);
     }
 
-    /// Handles a request; a record is durable when this returns.
+    /// Handles a request, and waits for its reply if that comes later.
     async fn handle(self: &Arc<Self>, request: &SimRequest<'_>) -> Reply {
-        let (reply, waiting, stored) = {
+        let (reply, waiting) = {
             let mut state = self.lock();
             let reply = state.core.handle(now_ms(), request);
             let waiting = match reply {
@@ -210,13 +212,9 @@ impl Driver {
                 }
                 _ => None,
             };
-            (reply, waiting, self.carry_out(&mut state))
+            self.carry_out(&mut state);
+            (reply, waiting)
         };
-        for stored in stored {
-            if !stored.await.unwrap_or_default() {
-                return Reply::now(crate::answers::failure(500, "Internal Server Error"));
-            }
-        }
         match waiting {
             // The sender is dropped when the relayer stops.
             Some(waiting) => waiting.await.unwrap_or(Reply::Cut),

@@ -144,7 +144,7 @@ impl Relayer {
         self.look(|core| core.audit().iter().map(|audit| Accepted::new(self.id(), audit)).collect())
     }
 
-    /// The accepted calls that are on the chain or may still get there: all but those that certainly failed unsigned.
+    /// The accepted calls that are on the chain or may still get there: all but the ones that failed unsigned.
     pub fn effects(&self) -> Vec<Accepted> {
         self.look(|core| {
             let effects = core.audit().iter().filter(|audit| core.may_take_effect(audit));

@@ -1,6 +1,6 @@
 //! When records move and when webhooks are tried again (facts 4 and 6).
 
-use relayer_sim::{Memory, Outcome, Status};
+use relayer_sim::{Memory, Outcome, Status, Timing};
 use std::time::Duration;
 
 use super::*;
@@ -108,4 +108,15 @@ fn older_records_survive_a_storage_that_forgets_the_last_seconds() {
     let next = fixture.accept(BODY);
     fixture.pass(20, Some(200));
     assert_eq!(fixture.relayer.record(fixture.now_ms, &next).unwrap().status, Status::Confirmed);
+}
+
+#[test]
+fn records_keep_the_times_that_held_when_they_were_stored() {
+    let mut fixture = Fixture::new();
+    let slow = fixture.accept(BODY);
+    fixture.relayer.set_timing(Timing::default());
+    let quick = fixture.accept(BODY);
+    fixture.pass(2, Some(200));
+    let (slow, quick) = (fixture.show(&slow), fixture.show(&quick));
+    assert_eq!((slow["status"].as_str(), quick["status"].as_str()), (Some("submitted"), Some("confirmed")));
 }

@@ -65,6 +65,19 @@ fn invalid_requests_are_refused_in_the_measured_words() {
         ),
         (BODY.replace("21000", "20000"), "gas_limit is too low, intrinsic gas is 21000 and gas_limit is 20000"),
         (
+            r#"{"to":"0x12","data":"0x00ff","value":0,"speed":"fast","gas_limit":21019}"#.to_owned(),
+            "gas_limit is too low, intrinsic gas is 21020 and gas_limit is 21019",
+        ),
+        (BODY.replace("21000", "\"21000\""), "invalid type: string \"21000\", expected u64"),
+        (
+            r#"{"to":"0x12","value":0,"max_fee_per_gas":2}"#.to_owned(),
+            "EIP1559 transactions require both maxFeePerGas and maxPriorityFeePerGas",
+        ),
+        (
+            r#"{"value":0,"speed":"fast"}"#.to_owned(),
+            "Both txs `to` and `data` fields are missing. At least one of them has to be set.",
+        ),
+        (
             BODY.replace(r#""speed""#, r#""gas_price":1,"speed""#),
             "Cannot mix different transaction types. Use either gasPrice, speed, or EIP1559 parameters",
         ),
@@ -80,10 +93,12 @@ fn invalid_requests_are_refused_in_the_measured_words() {
 
 #[test]
 fn a_body_that_is_not_json_is_refused_in_plain_text() {
-    let response = Fixture::new().post("{");
-    assert_eq!(response.status, 400);
-    assert!(response.header("content-type").unwrap().starts_with("text/plain"));
-    assert!(text(&response).starts_with("Json deserialize error: "));
+    for body in ["", "{", "{]", r#"{"value":0} x"#] {
+        let response = Fixture::new().post(body);
+        assert_eq!(response.status, 400, "{body}");
+        assert!(response.header("content-type").unwrap().starts_with("text/plain"), "{body}");
+        assert!(text(&response).starts_with("Json deserialize error: "), "{body}");
+    }
 }
 
 #[test]

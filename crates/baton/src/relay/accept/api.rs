@@ -9,13 +9,14 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router, routing};
 use serde_json::{Value, json};
 
+use crate::evm::parse_address;
 use crate::http::auth::Caller;
 use crate::http::body::JsonBody;
 use crate::http::idempotency::read_idempotency_key;
-use crate::http::problem::Problem;
+use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::accept::gasless::Gasless;
 use crate::relay::accept::intake::{AcceptReceipt, Request, TransactionIntake, TransactionIntakeError};
-use crate::relay::request::call::{DirectRequest, FieldProblem, parse_address};
+use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::GaslessRequest;
 
 /// State of the accepting calls.

@@ -10,9 +10,9 @@ use tracing::debug;
 
 use crate::clock::Clock;
 use crate::config::ForwarderConfig;
-use crate::http::problem::Problem;
+use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::chain::{Chain, ChainError};
-use crate::relay::request::call::FieldProblem;
+
 use crate::relay::request::forward::{DOMAIN_VERSION, Forward, GaslessRequest, Signer};
 use crate::relay::state::transaction::{Status, TransactionId};
 use crate::relay::store::StoreError;
@@ -56,8 +56,8 @@ impl Gasless {
         request.forward(forwarder).map_err(|rule| invalid("request.gas", &rule))
     }
 
-    /// Checks that it can still be executed, and that its nonce is the next one after those that the forwarder has counted
-    /// and those that wait here.
+    /// Checks that it can still be executed, and that its nonce is the next one after the forwarder's own count and the
+    /// transactions that wait here.
     pub async fn is_next(&self, forward: &Forward, deadline: Instant) -> Result<(), Problem> {
         let request = &forward.gasless.request;
         let now = self.guarded.clock.now();

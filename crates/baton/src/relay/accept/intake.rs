@@ -16,9 +16,10 @@ use pipeline::queue::sqlite::SqliteQueue;
 use sha2::{Digest, Sha256};
 use tracing::{error, warn};
 
+use crate::config::Timings;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::Forward;
-use crate::relay::state::transaction::{FailedBy, Kind, Status, Timings, Transaction, TransactionId};
+use crate::relay::state::transaction::{FailedBy, Kind, Status, Transaction, TransactionId};
 use crate::relay::store::sqlite::SqliteStore;
 use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Updated};

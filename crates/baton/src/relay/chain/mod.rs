@@ -17,11 +17,12 @@ use reqwest::{Method, Url};
 use serde_json::{Value, json};
 
 use crate::config::{ChainConfig, ForwarderConfig};
+use crate::evm::parse_amount;
 use crate::http::outgoing;
 use crate::http::transport::{HttpTransport, Request, Transport, TransportError, TransportFailure};
-use crate::relay::relayer::wire::NUMBER_MAX;
-use crate::relay::request::call::{Call, parse_amount};
+use crate::relay::request::call::Call;
 use crate::relay::request::forward::{DOMAIN_VERSION, Signer};
+use crate::relay::store::NUMBER_MAX;
 
 sol! {
     function nonces(address owner) external view returns (uint256);

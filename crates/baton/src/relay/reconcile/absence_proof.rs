@@ -1,7 +1,7 @@
-//! What a relayer's own list proves about a submission of unknown outcome (pure). These rules are the only protection
-//! against a double payment after a lost answer; ADR 4 gives the reason of each.
+//! What a relayer's own list proves about a submission of unknown outcome (pure). A wrong finding here is a double
+//! payment; ADR 4 gives the reason for each rule.
 //!
-//! [`crate::relay::reconcile::unknown_outcomes`] reads the list, asks the questions and acts on the finding.
+//! [`super::unknown_outcomes`] reads the list and acts on the finding.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,71 +15,71 @@ use crate::timestamp::Timestamp;
 /// The part of a relayer's list that was read.
 #[derive(Debug, Clone)]
 pub struct RelayerListing {
-    /// Records that may matter, oldest first.
+    /// The relevant records, oldest first.
     pub records: Vec<Report>,
-    /// Creation time of the oldest record read, whether or not it matters.
+    /// Creation time of the oldest record read, relevant or not.
     pub oldest: Option<Timestamp>,
     /// Whether the list was read far enough back.
     pub complete: bool,
-    /// Largest difference between the relayer's clock and ours.
+    /// Maximum difference between the relayer's clock and ours.
     pub skew: Duration,
-    /// Time at which the list was requested.
+    /// When the list was requested.
     pub read_at: Timestamp,
 }
 
 /// A submission of unknown outcome.
 #[derive(Debug, Clone, Copy)]
 pub struct LostSubmission<'a> {
-    /// The call that may have been submitted.
+    /// The submitted call.
     pub call: &'a Call,
-    /// The claim under which it may have been submitted.
+    /// The claim that the submission was sent under.
     pub claim: &'a Claim,
-    /// Why the outcome is unknown.
+    /// Why its outcome is unknown.
     pub unknown: &'a UnknownOutcome,
-    /// How much further the claim's time may be off from the relayer's clock than the current time is.
+    /// Additional uncertainty of the claim's time: our clock may have been set since.
     pub slip: Duration,
-    /// Whether the absence has lasted long enough: if it is not on this list either, it cannot appear any more.
+    /// Whether the submission can no longer appear, provided that this list does not show it either.
     pub over: bool,
 }
 
-/// Conclusion from a list.
+/// What a list proves about one submission.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Finding<'a> {
     /// This record is the submission.
     Bind(&'a Report),
-    /// It is not listed, and would be if the relayer had stored it.
+    /// The relayer does not have it: a stored submission would be listed.
     Absent,
-    /// It is not listed; that proves something only if the relayer still knows its earlier transactions.
+    /// It is not listed, which proves absence only if the relayer has kept its older records.
     AskMemory,
-    /// It is not listed, but for this reason it may exist all the same.
+    /// It is not found, and this reason prevents a proof.
     Unproven(&'static str),
 }
 
-/// Whether a relayer still knows its transactions from before the claim.
+/// Whether a relayer still has its records from before the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// It does.
+    /// It still has them.
     Kept,
-    /// It does not.
+    /// It has lost them.
     Lost,
-    /// It could not be asked.
+    /// The relayer did not answer.
     Unasked,
-    /// There is no earlier transaction to ask about.
+    /// Baton knows no earlier record to ask for.
     Untestable,
 }
 
 impl RelayerListing {
-    /// Whether a record should be kept for these cases.
+    /// Whether a record is relevant to any of these calls.
     pub fn matters<'a>(record: &Report, mut calls: impl Iterator<Item = &'a Call>) -> bool {
         record.is_no_op() || calls.any(|call| call.is_still(record))
     }
 
-    /// Judges one case. `bound` are the records that belong to some row, and `rivals` the calls of the other rows that
-    /// were claimed at the same relayer, both read after the list; `memory` is `None` until it has been asked.
+    /// Finds one submission. `bound` are the records that belong to a row, and `rivals` the equal claims at the same
+    /// relayer, both read after the list; `memory` is `None` until the relayer has been asked.
     ///
-    /// A record that an equal transaction may be looking for is taken only if it is proven that ours is not there and
-    /// cannot come any more: a row that finds its record taken is sent again, which would be a double if ours existed.
-    /// A record that failed before it was signed is left for last in the same way, since a row bound to it is sent again.
+    /// A record that may belong to an equal claim is bound only if our own submission is proven absent and can no longer
+    /// arrive. Otherwise the other row, finding its record taken, is sent again although our submission also arrives. A
+    /// record that failed unsigned is bound last for the same reason: the row bound to it is sent again.
     pub fn judge<'a>(
         &'a self,
         case: LostSubmission<'_>,
@@ -104,14 +104,14 @@ impl RelayerListing {
         if (absence != Finding::Absent || !over) && !(unproven && Mutation::TakesUnproven.is_on()) {
             return absence;
         }
-        // A call without a gas limit also matches records of calls with one, but not the other way round: such a
-        // record is left to its own row while there is another.
+        // A call without a gas limit also matches records of calls with one, but not the other way round. Leave such
+        // records to the stricter calls while another one is available.
         let spare =
             |record: &&&Report| matching(record) && (!rivals.need(record, case.call) || Mutation::TakesOldest.is_on());
         Finding::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
     }
 
-    /// Conclusion when none of these records is the submission.
+    /// The finding when none of these records is the submission.
     fn judge_absence(
         &self,
         case: LostSubmission<'_>,
@@ -133,8 +133,8 @@ impl RelayerListing {
             Some(Memory::Kept) => Finding::Absent,
             Some(Memory::Lost) => Finding::Unproven("the relayer has forgotten transactions that it had before"),
             Some(Memory::Unasked) => Finding::Unproven("the relayer could not be asked whether it remembers"),
-            // A relayer that fell silent may have crashed and lost its memory; one that answered, or whose caller
-            // crashed, is not suspected of that.
+            // A relayer that did not answer may have crashed and lost its records. After an answer, or after a crash of
+            // our own consumer, there is no reason to suspect that.
             Some(Memory::Untestable) if case.unknown.kind.is_silence() => {
                 Finding::Unproven("the relayer fell silent and shows nothing from before")
             }
@@ -143,7 +143,7 @@ impl RelayerListing {
     }
 }
 
-/// Calls of the other claimed rows that may look for the same records as this one.
+/// The calls of other claimed rows that match the same records as this row.
 pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transaction>) -> Vec<Call> {
     let is_rival = |other: &&Transaction| {
         let (a, b) = (&other.call, &row.call);
@@ -153,12 +153,12 @@ pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transa
     claims.into_iter().filter(is_rival).map(|rival| rival.call.clone()).collect()
 }
 
-/// The other rows claimed at a relayer.
+/// Equal claims at the same relayer.
 #[derive(Debug, Clone, Copy)]
 pub enum EqualClaims<'a> {
     /// Their calls.
     Calls(&'a [Call]),
-    /// More than are compared: every record counts as wanted.
+    /// Too many to compare: every record may belong to one of them.
     TooMany,
 }
 
@@ -170,7 +170,7 @@ impl EqualClaims<'_> {
         }
     }
 
-    /// Whether a rival with a gas limit, which has fewer matching records than this call, wants the record.
+    /// Whether a stricter call than this one matches the record.
     fn need(self, record: &Report, call: &Call) -> bool {
         let picky = |rival: &&Call| rival.gas_limit.is_some() && *rival != call;
         match self {
@@ -180,7 +180,7 @@ impl EqualClaims<'_> {
     }
 }
 
-/// Whether a record may be this call: a field is missing, or a no-op has replaced some call.
+/// Whether a record may be this submission after all: a field is missing, or a no-op replaced a call.
 fn may_stand_for(record: &Report, call: &Call) -> bool {
     let filler = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
     let other_gas = matches!((call.gas_limit, record.gas_limit), (Some(sent), Some(had)) if sent != had);
@@ -224,9 +224,9 @@ mod tests {
         }
     }
 
-    /// A lost submission, the list that was read, and the other inputs of the judgement.
+    /// What is of unknown outcome, the list that was read, and what is asked about them.
     struct Question {
-        listing: RelayerListing,
+        search: RelayerListing,
         unknown: UnknownOutcome,
         call: Call,
         bound: Vec<&'static str>,
@@ -239,14 +239,14 @@ mod tests {
         fn about(records: Vec<Report>, oldest: Option<i64>) -> Self {
             let skew = Duration::from_secs(30);
             let (oldest, read_at) = (oldest.map(Timestamp), Timestamp(CLAIMED_AT + 100));
-            let listing = RelayerListing { records, oldest, complete: true, skew, read_at };
+            let search = RelayerListing { records, oldest, complete: true, skew, read_at };
             let unknown = UnknownOutcome {
                 reason: "t".into(),
                 open_until: Timestamp(0),
                 kind: UnknownCause::Silent,
                 absent_since: None,
             };
-            Self { listing, unknown, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None, over: true }
+            Self { search, unknown, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None, over: true }
         }
 
         fn bound(mut self, bound: &[&'static str]) -> Self {
@@ -270,7 +270,7 @@ mod tests {
                 slip: Duration::ZERO,
                 over: self.over,
             };
-            match self.listing.judge(case, &bound, EqualClaims::Calls(&self.rivals), self.memory) {
+            match self.search.judge(case, &bound, EqualClaims::Calls(&self.rivals), self.memory) {
                 Finding::Bind(record) => format!("bind {}", record.tx_id),
                 other => format!("{other:?}"),
             }
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_does_not_reach_back_to_the_claim_proves_nothing_by_itself() {
+    fn a_list_that_does_not_reach_back_proves_nothing_by_itself() {
         assert_eq!(judged(vec![], None, &[]), "AskMemory");
         assert_eq!(judged(vec![], Some(CLAIMED_AT), &[]), "AskMemory");
     }
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_gas_limit_leaves_records_of_calls_with_one_for_last() {
+    fn whoever_names_no_gas_limit_leaves_the_records_of_those_who_do_for_last() {
         let mut estimated = record("estimated", CLAIMED_AT + 5);
         estimated.gas_limit = Some(48_000);
         let mut question = Question::about(vec![record("named", CLAIMED_AT), estimated], Some(CLAIMED_AT - 60_000));

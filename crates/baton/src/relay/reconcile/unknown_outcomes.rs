@@ -12,13 +12,14 @@ use metrics::counter;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
+use crate::config::Timings;
 use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission, Memory, RelayerListing};
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
 use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{
-    Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Timings, Transaction, UnknownOutcome,
+    Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Transaction, UnknownOutcome,
 };
 use crate::relay::store::{Saved, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};

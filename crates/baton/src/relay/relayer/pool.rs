@@ -11,7 +11,8 @@ use tracing::{info, warn};
 use super::client::{RelayerClient, describe};
 use super::wire::ListedState;
 use crate::clock::Clock;
-use crate::relay::relayer::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, RoutingSettings, Sent};
+use crate::config::RoutingSettings;
+use crate::relay::relayer::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, Sent};
 use crate::relay::state::transaction::RelayerUrl;
 
 /// The configured relayers and what this process knows of them.
@@ -178,7 +179,7 @@ impl Pool {
         for view in self.view() {
             let relayer = view.url.0;
             gauge!("baton_relayer_load", "relayer" => relayer.clone()).set(view.load as f64);
-            gauge!("baton_relayer_able", "relayer" => relayer.clone()).set(if view.passed_over.is_none() {
+            gauge!("baton_relayer_able", "relayer" => relayer.clone()).set(if view.skipped.is_none() {
                 1.0
             } else {
                 0.0
@@ -187,7 +188,7 @@ impl Pool {
                 gauge!("baton_relayer_breaker", "relayer" => relayer.clone(), "state" => state)
                     .set(if view.breaker == state { 1.0 } else { 0.0 });
             }
-            let jammed = view.passed_over == Some(Reason::Jammed);
+            let jammed = view.skipped == Some(Reason::Jammed);
             gauge!("baton_relayer_jammed", "relayer" => relayer).set(if jammed { 1.0 } else { 0.0 });
         }
     }

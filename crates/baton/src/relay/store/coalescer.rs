@@ -1,10 +1,10 @@
-//! Writes of concurrent callers, made together: whatever has come in while a write was under way goes into the next one.
-//! When idle an item is written at once. Few items wait for the write under way, because one for all of them costs the
-//! database less than one for each; many, or a write that takes its time, and another one starts. Where a write costs much
-//! more than an item in it, a group that is far smaller than the last one waits a moment for the others to come.
+//! Groups the writes of concurrent callers: items that arrive during a write go into the next one. When idle, an item is
+//! written at once. A small group waits for the write in flight, because one statement costs the database less than
+//! several; a large group, or a slow write, starts another one. Where a write costs much more than an item, a group that
+//! is far smaller than the last one waits up to `gather` for more.
 //!
-//! The embedded engine needs none of this, its writer groups by itself. Used for new rows by [`crate::relay::accept::intake`] and for
-//! moves by [`crate::relay::store::mysql`], which also reads rows that are wanted at the same moment this way.
+//! The embedded engine groups by itself. On servers the intake uses this for new rows, and [`super::mysql`] for moves
+//! and for reads.
 
 use std::time::Duration;
 
@@ -15,22 +15,21 @@ use tracing::error;
 
 use crate::relay::store::StoreError;
 
-/// How many items are written together: as many as go into one statement.
+/// Maximum items of a group: as many as fit into one statement.
 const ITEMS_MAX: usize = 256;
-/// How many groups are under way at once.
+/// Maximum groups in flight.
 const WRITES_MAX: usize = 4;
-/// How many items may wait; beyond that a caller waits to wait.
+/// Maximum queued items; further callers wait for room.
 const WAITING_MAX: usize = 10_000;
 
 /// When a group is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Grouping {
-    /// So many items do not wait for those that are being written.
+    /// Minimum size of a group that does not wait for the writes in flight.
     pub enough: usize,
-    /// Nor do any, after so long: what holds the others up may be a lock that these do not need.
+    /// Maximum wait for the writes in flight: they may be blocked by a lock that this group does not need.
     pub patience: Duration,
-    /// How long a group waits for more items though nothing is being written, if it has not half of what the last one
-    /// had.
+    /// Maximum wait for more items while no write is in flight, if the group has less than half of the last one's items.
     pub gather: Duration,
 }
 
@@ -40,7 +39,7 @@ impl Default for Grouping {
     }
 }
 
-/// The way to the store.
+/// Hands items to the grouped write.
 pub struct Coalescer<T, R> {
     sender: mpsc::Sender<Waiting<T, R>>,
 }
@@ -57,8 +56,8 @@ impl<T, R> Clone for Coalescer<T, R> {
 }
 
 impl<T: Send + 'static, R: Send + 'static> Coalescer<T, R> {
-    /// Writes by this function, which has one answer for each item; ends when the last clone of this is gone and
-    /// everything is written.
+    /// Writes groups with `write`, which returns one answer for each item. The task ends when the last clone is dropped and
+    /// every item is written.
     pub fn new<F, Fut>(grouping: Grouping, write: F) -> Self
     where
         F: Fn(Vec<T>) -> Fut + Send + 'static,
@@ -69,12 +68,14 @@ impl<T: Send + 'static, R: Send + 'static> Coalescer<T, R> {
         Self { sender }
     }
 
-    /// Writes an item together with others. If this future is dropped the item may still be written.
+    /// Writes an item within a group. If this future is dropped, the item may still be written.
     pub async fn put(&self, item: T) -> Result<R, StoreError> {
         let (answer, answered) = oneshot::channel();
         let sent = self.sender.send(Waiting { item, answer }).await;
         sent.map_err(|_| StoreError::Unavailable("the service is stopping".into()))?;
-        answered.await.unwrap_or_else(|_| Err(StoreError::OutcomeUnknown("a writer ended without an answer".into())))
+        answered
+            .await
+            .unwrap_or_else(|_| Err(StoreError::OutcomeUnknown("the writer task ended without an answer".into())))
     }
 }
 
@@ -87,14 +88,14 @@ where
 {
     let mut writes = JoinSet::new();
     let mut group: Vec<Waiting<T, R>> = Vec::with_capacity(ITEMS_MAX);
-    // When the first of the group came, and how many went together last.
+    // Arrival of the group's first item, and the size of the last group.
     let (mut since, mut last) = (Instant::now(), 0);
     let mut open = true;
     while open || !group.is_empty() {
         let waited = if open { since.elapsed() } else { Duration::MAX };
         let look_again = match grouping.wait(writes.len(), group.len(), last, waited) {
             Wait::None => {
-                // Nobody waits for these any more, and they have not been begun.
+                // The callers of these items have gone, and no write of them has begun.
                 group.retain(|waiting| !waiting.answer.is_closed());
                 last = group.len();
                 if !group.is_empty() {
@@ -109,7 +110,7 @@ where
         };
         let room = ITEMS_MAX - group.len();
         tokio::select! {
-            // Those that are done make room, so they come first.
+            // Finished writes first: they make room.
             biased;
             Some(_) = writes.join_next(), if !writes.is_empty() => {}
             came = receiver.recv_many(&mut group, room), if open && room > 0 => {
@@ -130,29 +131,29 @@ async fn answer<R>(
 ) {
     let results = write.await;
     if results.len() != answers.len() {
-        error!(action = "store_miscounted", "{} answers for {} items", results.len(), answers.len());
+        error!(action = "store_miscounted", "the store returned {} answers for {} items", results.len(), answers.len());
     }
     for (answer, result) in answers.into_iter().zip(results) {
-        // A caller that has gone away does not mind.
+        // The caller may have gone.
         drop(answer.send(result));
     }
 }
 
-/// Whether a group waits.
+/// How long a group waits.
 #[derive(Debug, PartialEq, Eq)]
 enum Wait {
-    /// It goes out now.
+    /// Write it now.
     None,
-    /// No longer than this.
+    /// At most this long.
     For(Duration),
-    /// Until something comes, or is done.
+    /// Until an item arrives or a write ends.
     ForOthers,
 }
 
 impl Grouping {
-    /// How long a group of so many waits that has waited so long, with so many groups under way and after one of so many.
-    fn wait(&self, under_way: usize, items: usize, last: usize, waited: Duration) -> Wait {
-        let no_longer_than = match under_way {
+    /// Remaining wait, given group size and age, writes in flight and last group size.
+    fn wait(&self, in_flight: usize, items: usize, last: usize, waited: Duration) -> Wait {
+        let no_longer_than = match in_flight {
             _ if items == 0 => return Wait::ForOthers,
             WRITES_MAX.. => return Wait::ForOthers,
             0 if items >= last / 2 => Duration::ZERO,
@@ -175,7 +176,7 @@ mod tests {
     const GROUPING: Grouping = Grouping { enough: 64, patience: Duration::from_millis(20), gather: Duration::ZERO };
 
     #[test]
-    fn an_item_waits_only_for_what_is_under_way_and_not_for_long() {
+    fn a_group_waits_only_for_writes_in_flight_and_at_most_its_patience() {
         assert_eq!(GROUPING.wait(0, 0, 0, MS * 100), Wait::ForOthers);
         assert_eq!(GROUPING.wait(0, 1, 50, Duration::ZERO), Wait::None, "no delay when idle");
         assert_eq!(GROUPING.wait(1, 63, 50, MS * 5), Wait::For(MS * 15), "they share the next statement");
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_far_smaller_than_the_last_waits_a_moment() {
+    fn a_group_far_smaller_than_the_last_one_waits_up_to_gather() {
         let grouping = Grouping { gather: MS * 3, ..GROUPING };
         assert_eq!(grouping.wait(0, 7, 16, MS), Wait::For(MS * 2));
         assert_eq!(grouping.wait(0, 7, 16, MS * 3), Wait::None, "a moment");

@@ -1,5 +1,4 @@
-//! Where transactions are kept: the contract of a [`TransactionStore`]. One file per database, the same functions in
-//! the same order.
+//! The contract of a [`TransactionStore`], with one folder per database: the same functions in the same order.
 //!
 //! The store knows no rules: a move is decided by pure code ([`crate::relay::state::transaction`], [`crate::relay::state::report`]) and saved
 //! only if the row is still the one that was decided about.
@@ -26,16 +25,16 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// [`StoreError::Unavailable`] means that nothing was stored for that row and nothing will be.
     async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>>;
 
-    /// What an idempotency key stands for, if it was used before.
+    /// The transaction that used an idempotency key before, if any.
     async fn key_owner(&self, api_key: &str, key: &str) -> Result<Option<KeyOwner>, StoreError>;
 
-    /// Frees an idempotency key for another try, if it still stands for this transaction.
+    /// Releases an idempotency key for another try, if this transaction still owns it.
     async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError>;
 
-    /// The gasless transaction that took that nonce last, whatever became of it.
+    /// The gasless transaction that took that nonce last, in any status.
     async fn nonce_holder(&self, signer: Signer, nonce: u64) -> Result<Option<Transaction>, StoreError>;
 
-    /// The highest nonce of a signer that a transaction has taken which has not failed.
+    /// The highest nonce of a signer held by a transaction that has not failed.
     async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError>;
 
     /// Stores new rows, all or none. Durable when it returns.
@@ -83,13 +82,13 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// Takes out the webhooks kept for a transaction, in the order they came.
     async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError>;
 
-    /// Drops early webhooks received before `before`, and consumers not seen since.
+    /// Deletes early webhooks received before `before`, and consumers without a heartbeat since.
     async fn forget(&self, before: Timestamp) -> Result<u64, StoreError>;
 
-    /// Says that a consumer is alive.
+    /// Records that a consumer is alive.
     async fn heartbeat(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError>;
 
-    /// When a consumer was last alive.
+    /// The last recorded heartbeat of a consumer.
     async fn last_heartbeat(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError>;
 
     /// Counts for the metrics and the health page.
@@ -99,44 +98,44 @@ pub trait TransactionStore: Send + Sync + 'static {
     async fn ping(&self) -> Result<(), StoreError>;
 }
 
-/// What a client calls a request, so that it can repeat it.
+/// A client's name for a request, so that it can be repeated safely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
-    /// As sent; it belongs to the API key it came with.
+    /// As sent. Scoped to the API key.
     pub key: String,
-    /// Of the request, normalised: another request under the same key is a mistake of the client's.
+    /// Hash of the normalised request: another request under the same key is a client error.
     pub body_sha256: [u8; 32],
 }
 
-/// What an idempotency key stands for.
+/// The owner of an idempotency key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyOwner {
     /// The transaction.
     pub id: TransactionId,
-    /// Of its request.
+    /// Hash of its request.
     pub body_sha256: [u8; 32],
 }
 
-/// A new row, and what the client called its request.
+/// A new row with its idempotency key.
 pub type NewTransaction = (Transaction, Option<IdempotencyKey>);
 
-/// What became of an accept.
+/// The result of an accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepted {
     /// Stored.
     Stored,
-    /// The same request came before, as this transaction.
+    /// This transaction came from an equal request with the same key; nothing was stored.
     Duplicate(TransactionId),
-    /// Another request came before under the same key.
+    /// The key was used for a different request; nothing was stored.
     KeyReused,
-    /// Nothing was stored: this transaction, which has not failed, has the signer's nonce.
+    /// This transaction, which has not failed, holds the signer's nonce; nothing was stored.
     NonceTaken(TransactionId),
 }
 
-/// What a row that is due is waiting for; a row waits for one thing at a time.
+/// What a due row waits for; a row waits for one thing at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Somebody holds a claim.
+    /// A consumer holds a claim.
     Claimed,
     /// A relayer has it.
     Bound,
@@ -144,28 +143,28 @@ pub enum Due {
     Waiting,
 }
 
-/// What became of a save.
+/// The result of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saved {
-    /// It is stored. `early`: the row was newly bound to a relayer transaction that webhooks have spoken of already.
+    /// Stored. `early`: the row was newly bound to a relayer transaction that has early webhooks.
     Yes {
-        /// See above.
+        /// Whether early webhooks wait to be applied.
         early: bool,
     },
-    /// Somebody else moved the row in between: read it again and decide anew.
+    /// Another writer moved the row: read it again and decide again.
     Stale,
 }
 
 /// One line of a timeline, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct TimelineEntry {
-    /// Its place.
+    /// Position in the timeline, from 1.
     pub seq: u64,
-    /// When.
+    /// Time by the store's clock.
     pub at: Timestamp,
-    /// What, in one word.
+    /// A stable name such as `claimed`.
     pub action: String,
-    /// The rest.
+    /// Details for people.
     pub detail: String,
 }
 
@@ -176,7 +175,7 @@ pub struct Filter {
     pub status: Option<Status>,
     /// Only this kind.
     pub kind: Option<Kind>,
-    /// Only what this relayer has, or may have.
+    /// Only rows bound to or claimed for this relayer.
     pub relayer: Option<RelayerUrl>,
     /// Only accepted at or after.
     pub from: Option<Timestamp>,
@@ -201,19 +200,19 @@ pub struct TransactionCounts {
     pub forgotten: u64,
 }
 
-/// What can go wrong at the seam.
+/// Failures of a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The database could not do it; nothing was changed.
+    /// The database failed; nothing was changed.
     #[error("the database is unavailable")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// No answer: it may have been changed.
+    /// The database did not answer; the change may have happened.
     #[error("the database did not answer; the outcome is unknown")]
     OutcomeUnknown(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A rule of the database forbids it.
-    #[error("the rule {constraint} forbids it")]
+    /// A unique constraint forbids it.
+    #[error("the constraint {constraint} forbids it")]
     Conflict {
-        /// Which one.
+        /// Name of the constraint.
         constraint: &'static str,
     },
     /// The schema is older than this program.
@@ -243,8 +242,11 @@ impl StoreError {
     }
 }
 
-/// The rule that a relayer transaction belongs to one row.
+/// The largest number that every database stores. Nonces and block numbers beyond it come from a faulty relayer or node.
+pub const NUMBER_MAX: u64 = i64::MAX as u64;
+
+/// The constraint that a relayer transaction belongs to one row.
 pub const RELAYER_TX_ID_UNIQUE: &str = "relayer_transactions";
 
-/// How long early webhooks are kept: a bind comes within a submission's time, or after the reconciler's search.
+/// How long early webhooks are kept: the bind follows within a submission timeout, or after the reconciler's lookup.
 pub const EARLY_WEBHOOK_LIFETIME: Duration = Duration::from_secs(3600);

@@ -1,5 +1,5 @@
-//! What the stores have in common: a row as a database gives it, turned into a transaction, and the few numbers that
-//! must not differ between databases.
+//! Shared by the stores: a row as a database returns it, its conversion into a transaction, and limits that must be equal
+//! in all databases.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::relay::state::transaction::{
 };
 use crate::timestamp::Timestamp;
 
-/// Where one transaction's timeline stops growing. What a relayer repeats stops early and leaves room for alarms.
+/// Maximum entries of a timeline. Ignored webhooks stop earlier, which leaves room for alarms.
 const TIMELINE_ENTRIES_MAX: u32 = 2000;
 const TIMELINE_IGNORED_MAX: u32 = 200;
 
-/// How many webhooks are kept for a transaction that is not bound yet.
+/// Maximum webhooks kept for a transaction that is not bound yet.
 pub(super) const EARLY_WEBHOOKS_MAX: u32 = 20;
 
-/// After how many entries a timeline has no room for this step.
+/// Number of entries at which a timeline no longer takes this step.
 pub(super) fn timeline_max(step: &Step) -> u32 {
     if step.action == "webhook-ignored" { TIMELINE_IGNORED_MAX } else { TIMELINE_ENTRIES_MAX }
 }
@@ -33,10 +33,10 @@ pub(super) fn first_id_at(at: Timestamp) -> [u8; 16] {
     bytes
 }
 
-/// Relayer, its id, when, how far, nonce, forgotten since.
+/// Relayer, relayer transaction id, bound at, progress, nonce, forgotten since.
 pub(super) type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<u64>, Option<i64>);
 
-/// A row as a database gives it; turning it into a transaction can fail, and then says which column.
+/// A row as a database returns it. The conversion names the column that it cannot read.
 pub(super) struct RawRow {
     pub(super) id: [u8; 16],
     pub(super) kind: String,

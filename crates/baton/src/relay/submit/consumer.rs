@@ -14,12 +14,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
+use crate::config::RelayMode;
 use crate::relay::chain::Chain;
 use crate::relay::relayer::client::{Answer, NotTaken, describe};
 use crate::relay::relayer::pool::{Chosen, Pool, Unavailable};
 use crate::relay::relayer::routing::Sent;
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::report::{Mode, Report};
+use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{
     ConsumerId, NextStep, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
 };
@@ -124,7 +125,7 @@ impl Consumer {
                     Turn::Never(reason) => self.fail_unsent(row, &reason, false).await,
                 }
             }
-            NextStep::Follow if self.guarded.mode == Mode::Confirm => self.follow(id).await,
+            NextStep::Follow if self.guarded.mode == RelayMode::Confirm => self.follow(id).await,
             NextStep::Follow | NextStep::Nothing => Ok(Outcome::Done),
             NextStep::Bury(reason) => Ok(Outcome::Dead { reason }),
             NextStep::LeaveAlone => Ok(Outcome::Retry {
@@ -323,8 +324,8 @@ impl Consumer {
             Err(failure) => return Err(failure),
         }
         match self.guarded.mode {
-            Mode::FireAndForget => Ok(Outcome::Done),
-            Mode::Confirm => self.follow(id).await,
+            RelayMode::FireAndForget => Ok(Outcome::Done),
+            RelayMode::Confirm => self.follow(id).await,
         }
     }
 

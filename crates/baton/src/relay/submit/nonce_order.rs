@@ -11,7 +11,7 @@ use std::time::Duration;
 use alloy_primitives::U256;
 use tracing::debug;
 
-use crate::http::problem::chain as causes;
+use crate::errors::chain as causes;
 use crate::relay::chain::Chain;
 use crate::relay::relayer::client::describe;
 use crate::relay::relayer::pool::Pool;

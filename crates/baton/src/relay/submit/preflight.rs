@@ -28,9 +28,7 @@ pub async fn preflight(chain: &Chain, row: &Transaction, relayer: Address) -> Pr
             info!(transactionId = %row.id, action = "preflight_unclear", "the chain gives no verdict: error {code}, {message}");
             Preflight::Go
         }
-        Err(error) => {
-            Preflight::Later(format!("not tried before it is submitted: {}", crate::http::problem::chain(&error)))
-        }
+        Err(error) => Preflight::Later(format!("not tried before it is submitted: {}", crate::errors::chain(&error))),
     }
 }
 

@@ -1,5 +1,5 @@
 //! The store with everything that goes with a change of a row: decide, save, decide again if another writer was quicker,
-//! refresh the cache, count. Intake, consumer, webhooks and reconciler all write through here.
+//! refresh the cache, count. TransactionIntake, consumer, webhooks and reconciler all write through here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,11 @@ use pipeline::{Outgoing, Queue};
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
+use crate::config::{RelayMode, Timings};
 use crate::randomness::Randomness;
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::report::{Mode, Report, Source, Verdict};
-use crate::relay::state::transaction::{
-    Moved, NextStep, Refused, RelayerTxId, Step, Timings, Transaction, TransactionId,
-};
+use crate::relay::state::report::{Report, Source, Verdict};
+use crate::relay::state::transaction::{Moved, NextStep, Refused, RelayerTxId, Step, Transaction, TransactionId};
 use crate::relay::store::{Saved, StoreError, TransactionStore};
 use crate::relay::update::cache::Cache;
 use crate::relay::update::view;
@@ -28,7 +27,7 @@ pub struct GuardedStore {
     /// Finished transactions, as clients see them.
     pub cache: Cache,
     /// Whether a success ends by webhook or by following it.
-    pub mode: Mode,
+    pub mode: RelayMode,
     /// When the reconciler looks at a row again.
     pub timings: Timings,
     /// The store's clock.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
 use harness::chain::{Forwarder, TransactionRequest};
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{Outcome, PostFault, Timing};
 use harness::wait::eventually_ok;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ fn slow(plan: Plan, relayers: usize) -> Plan {
     (0..relayers).fold(plan, |plan, index| plan.relayer(index, |options| options.timing = timing))
 }
 
-async fn go_in_order_to_one_relayer(engine: Engine) {
+async fn go_in_order_to_one_relayer(engine: TestEngine) {
     let ground = Ground::new().await;
     in_order_to_one_relayer(&ground, ground.plan(3).engine(engine)).await;
 }
@@ -80,7 +80,7 @@ async fn in_order_to_one_relayer(ground: &Ground, plan: Plan) {
 
 #[tokio::test]
 async fn queued_nonces_go_in_order_to_one_relayer() {
-    go_in_order_to_one_relayer(Engine::Embedded).await;
+    go_in_order_to_one_relayer(TestEngine::Embedded).await;
 }
 
 #[tokio::test]
@@ -92,12 +92,12 @@ async fn queued_nonces_go_in_order_to_one_relayer_that_sends_no_webhooks() {
 
 #[tokio::test]
 async fn queued_nonces_go_in_order_to_one_relayer_on_mysql_and_rabbitmq() {
-    go_in_order_to_one_relayer(Engine::MySqlRabbitMq).await;
+    go_in_order_to_one_relayer(TestEngine::MySqlRabbitMq).await;
 }
 
 #[tokio::test]
 async fn queued_nonces_go_in_order_to_one_relayer_on_mysql_and_sqs() {
-    go_in_order_to_one_relayer(Engine::MySqlSqs).await;
+    go_in_order_to_one_relayer(TestEngine::MySqlSqs).await;
 }
 
 #[tokio::test]
@@ -218,7 +218,7 @@ async fn queue_at(ground: &Ground, stand: &Stand, nonce: u64) -> String {
 
 #[tokio::test]
 async fn of_many_requests_with_one_nonce_one_is_accepted() {
-    for engine in [Engine::Embedded, Engine::MySqlRabbitMq] {
+    for engine in [TestEngine::Embedded, TestEngine::MySqlRabbitMq] {
         let ground = Ground::new().await;
         let stand = ground.plan(1).engine(engine).start().await;
         let mut bodies = Vec::new();
@@ -236,7 +236,7 @@ async fn of_many_requests_with_one_nonce_one_is_accepted() {
 
 #[tokio::test]
 async fn twins_at_the_same_moment_under_one_key_are_one_transaction() {
-    for engine in [Engine::Embedded, Engine::MySqlRabbitMq] {
+    for engine in [TestEngine::Embedded, TestEngine::MySqlRabbitMq] {
         let ground = Ground::new().await;
         let stand = ground.plan(1).engine(engine).start().await;
         for nonce in 0..5 {
@@ -273,7 +273,7 @@ async fn a_submission_that_nobody_knows_the_outcome_of_holds_its_followers_up() 
 async fn a_repeated_look_at_a_waiting_one_does_not_use_up_its_message() {
     let ground = Ground::new().await;
     // Two rounds of looks at least, with a queue that buries a message at the third receipt.
-    let stand = slow(ground.plan(1), 1).engine(Engine::MySqlRabbitMq).env("QUEUE_MAX_RECEIVES", "2").start().await;
+    let stand = slow(ground.plan(1), 1).engine(TestEngine::MySqlRabbitMq).env("QUEUE_MAX_RECEIVES", "2").start().await;
     stand.relayers[0].change_faults(|faults| faults.jammed = true);
     stand.relayers[0]
         .change_faults(|faults| faults.next_posts.push_back(Some(PostFault::Slow(Duration::from_secs(1)))));

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton::config::Timings;
 use baton::config::{Config, ForwarderConfig, Service};
 use baton::relay::request::call::DirectRequest;
 use baton::relay::request::forward::GaslessRequest;
-use baton::relay::state::transaction::{
-    ConsumerId, Moved, RelayerTxId, RelayerUrl, Timings, Transaction, TransactionId,
-};
+use baton::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
 use baton::relay::store::sqlite::SqliteStore;
 use baton::relay::store::{Saved, StoreError, TransactionStore};

@@ -46,8 +46,7 @@ impl Driver {
             self.update(signer, number, None, |record| {
                 record.status = Status::Confirmed;
                 record.confirmed_at_ms = Some(now_ms());
-            })
-            .await?;
+            })?;
             signer.state().signed.remove(&number);
             return Ok(());
         }
@@ -58,7 +57,7 @@ impl Driver {
         if let Some(why) = why {
             reason = format!("{reason}: {why}");
         }
-        self.fail(signer, number, reason).await
+        self.fail(signer, number, reason)
     }
 
     /// Sends transactions that the chain may not have.
@@ -80,7 +79,7 @@ impl Driver {
         sent.sent_at = Some(Instant::now());
         match taken {
             Taken::Yes => {
-                self.update(signer, number, None, |record| record.status = record.status.max(Status::Submitted)).await
+                self.update(signer, number, None, |record| record.status = record.status.max(Status::Submitted))
             }
             Taken::NonceUsed => {
                 // In this order: first a used nonce, then no receipt. The other way round, it could be mined in between.
@@ -121,7 +120,7 @@ impl Driver {
                     return Ok(());
                 }
                 // No node has these bytes. `fill_gap` uses the nonce if no other transaction does.
-                self.fail(signer, number, format!("The node refused it: {reason}")).await?;
+                self.fail(signer, number, format!("The node refused it: {reason}"))?;
                 flight.in_flight.remove(&nonce);
                 Ok(())
             }

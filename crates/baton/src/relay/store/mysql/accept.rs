@@ -1,4 +1,4 @@
-//! Many accepts in one commit: where the intake's coalesced requests are stored.
+//! Stores the intake's coalesced requests, many in one commit.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,39 +7,39 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::columns::{bind_accepted, bind_row, id, insert, insert_accepted, is_as_accepted, parse_id};
 use super::nonces::take_nonces;
-use super::outcome::{End, is_duplicate, is_in_the_values, work};
+use super::outcome::{End, is_duplicate, is_invalid_value, work};
 use super::pool::{Pool, unavailable};
 use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
 
-/// How many rows one statement takes at most, and how many bytes of requests: a server takes statements of 16 MiB.
+/// Maximum rows and request bytes of one statement. A server accepts statements of 16 MiB.
 pub(super) const ROWS_MAX: usize = 256;
 const BYTES_MAX: usize = 4 << 20;
 
-/// Stores new rows with their keys, all in one commit; each has its own answer.
+/// Stores new rows with their keys in one commit, with one answer for each row.
 pub(super) async fn accept_many(pool: &Pool, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
     if rows.is_empty() {
         return Vec::new();
     }
     match accept(pool, rows).await {
         Ok(Batch::Stored(accepted)) => accepted.into_iter().map(Ok).collect(),
-        Ok(Batch::AtFault(error)) if rows.len() == 1 => vec![Err(at_fault(error))],
-        Ok(Batch::AtFault(_)) => accept_each(pool, rows).await,
+        Ok(Batch::InvalidValue(error)) if rows.len() == 1 => vec![Err(invalid_value(error))],
+        Ok(Batch::InvalidValue(_)) => accept_each(pool, rows).await,
         Err(failure) => {
-            // One failure for all of them: every caller learns the same.
+            // The whole commit failed: every caller gets the same error.
             let failure = Arc::new(failure);
             rows.iter().map(|_| Err(same(&failure))).collect()
         }
     }
 }
 
-/// Stores each row by itself, to find the one whose values are at fault. A server that fails meanwhile is not asked again.
+/// Stores each row in its own commit, to isolate the one with an invalid value. Stops at the first failure of the server.
 async fn accept_each(pool: &Pool, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
     let mut answers = Vec::with_capacity(rows.len());
     for row in rows {
         let answer = match accept(pool, std::slice::from_ref(row)).await {
             Ok(Batch::Stored(accepted)) => accepted.first().copied().ok_or_else(unanswered),
-            Ok(Batch::AtFault(error)) => Err(at_fault(error)),
+            Ok(Batch::InvalidValue(error)) => Err(invalid_value(error)),
             Err(failure) => {
                 answers.push(Err(failure));
                 break;
@@ -54,14 +54,14 @@ async fn accept_each(pool: &Pool, rows: &[NewTransaction]) -> Vec<Result<Accepte
 
 enum Batch {
     Stored(Vec<Accepted>),
-    /// Nothing was stored, because of the values and not of the server.
-    AtFault(sqlx::Error),
+    /// The server rejects a value of one of the rows; nothing was stored.
+    InvalidValue(sqlx::Error),
 }
 
 async fn accept(pool: &Pool, rows: &[NewTransaction]) -> Result<Batch, StoreError> {
     pool.transact(work!(connection => match store(connection, rows).await {
         Ok(accepted) => Ok(End::Keep(Batch::Stored(accepted))),
-        Err(error) if is_in_the_values(&error) => Ok(End::Undo(Ok(Batch::AtFault(error)))),
+        Err(error) if is_invalid_value(&error) => Ok(End::Undo(Ok(Batch::InvalidValue(error)))),
         Err(error) => Err(error),
     }))
     .await
@@ -76,12 +76,12 @@ async fn store(connection: &mut MySqlConnection, rows: &[NewTransaction]) -> Res
     Ok(accepted)
 }
 
-/// Takes the keys that are free. Whose key it is then says which requests came before. A twin that is being stored at
-/// this moment is waited for: its key is locked until its commit.
+/// Takes the keys that are free and reads the owner of each key, which tells duplicate requests apart. A duplicate that
+/// another connection is storing is waited for: its key is locked until that commit.
 async fn take_keys(connection: &mut MySqlConnection, rows: &[NewTransaction]) -> Result<Vec<Accepted>, sqlx::Error> {
     let mut keyed: Vec<_> =
         rows.iter().filter_map(|(row, key)| key.as_ref().map(|key| (row.api_key.as_str(), key, row.id))).collect();
-    // In the same order everywhere, or two batches wait for each other. Of twins in one batch the first stays first.
+    // One global order, or two batches deadlock. The sort is stable: of duplicates in one batch the first wins.
     keyed.sort_by(|one, other| (one.0, &one.1.key).cmp(&(other.0, &other.1.key)));
     let mut owners = Owners::with_capacity(keyed.len());
     for some in chunks(&keyed) {
@@ -113,14 +113,14 @@ async fn take_keys(connection: &mut MySqlConnection, rows: &[NewTransaction]) ->
     rows.iter().map(|(row, key)| judge(row, key.as_ref(), &owners)).collect()
 }
 
-/// API key and idempotency key; the request's hash and the transaction that it became.
+/// From API key and idempotency key to the request's hash and its transaction.
 type Owners = HashMap<(Vec<u8>, Vec<u8>), (Vec<u8>, String)>;
 
 fn judge(row: &Transaction, key: Option<&IdempotencyKey>, owners: &Owners) -> Result<Accepted, sqlx::Error> {
     let Some(key) = key else { return Ok(Accepted::Stored) };
     let name = (row.api_key.as_bytes().to_vec(), key.key.as_bytes().to_vec());
     let (body, owner) = owners.get(&name).ok_or(sqlx::Error::RowNotFound)?;
-    let owner: TransactionId = parse_id(owner).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
+    let owner: TransactionId = parse_id(owner).ok_or_else(|| sqlx::Error::Decode("not a transaction id".into()))?;
     Ok(if owner == row.id {
         Accepted::Stored
     } else if *body == key.body_sha256 {
@@ -148,7 +148,7 @@ pub(super) async fn insert_rows(
     Ok(())
 }
 
-/// Pieces of the sizes that statements have; two or three make up most counts.
+/// Splits into the few sizes that statements have; two or three pieces cover most counts.
 pub(super) fn chunks<T>(mut rest: &[T]) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let count = rest.len().min(ROWS_MAX);
@@ -159,8 +159,8 @@ pub(super) fn chunks<T>(mut rest: &[T]) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// The size of a statement that has room for so many. There are few sizes, because a statement is prepared once for each:
-/// powers of two, and the numbers half-way between them.
+/// The smallest statement size that holds `count` rows: a power of two, or half-way between two of them. Few sizes,
+/// because each is prepared once per connection.
 pub(super) fn statement_size(count: usize) -> usize {
     let power = count.next_power_of_two();
     if count <= half_way(power / 2) { half_way(power / 2) } else { power }
@@ -170,13 +170,13 @@ fn half_way(power: usize) -> usize {
     power + power / 2
 }
 
-/// How many of these rows make a statement that is not too long: all, or one by one.
+/// Rows per statement: all of them, or one if they exceed the maximum size.
 fn rows_within(rows: &[&Transaction]) -> usize {
     let bytes: usize = rows.iter().map(|row| row.request.len()).sum();
     if bytes > BYTES_MAX { 1 } else { rows.len() }
 }
 
-fn at_fault(error: sqlx::Error) -> StoreError {
+fn invalid_value(error: sqlx::Error) -> StoreError {
     if is_duplicate(&error) { StoreError::Conflict { constraint: "transactions_pkey" } } else { unavailable(error) }
 }
 
@@ -189,7 +189,7 @@ pub(super) fn same(failure: &Arc<StoreError>) -> StoreError {
     let source = Box::new(Arc::clone(failure));
     match **failure {
         StoreError::Unavailable(_) => StoreError::Unavailable(source),
-        // Whatever else it is, it is no proof that nothing was stored.
+        // No other error proves that nothing was stored.
         _ => StoreError::OutcomeUnknown(source),
     }
 }
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_few_and_lose_nothing() {
+    fn chunks_have_few_sizes_and_cover_every_row() {
         let rows: Vec<u32> = (0..1000).collect();
         for size in [0, 1, 2, 3, 100, 255, 256, 257, 1000] {
             let pieces: Vec<_> = chunks(&rows[..size]).collect();

@@ -28,17 +28,8 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
-/// What never changes is not written again. Takes [`bind_state`], then the id and the version before.
-pub(super) const UPDATE: &str = "UPDATE transactions SET status = ?, version = ?, updatedAt = ?, confirmedAt = ?, hash = ?, sender = ?, \
-     claim_consumer = ?, claim_token = ?, claim_relayer = ?, claim_at = ?, claim_doubt = ?, claim_open_until = ?, \
-     claim_unknown = ?, claim_absent_since = ?, oz_relayer_url = ?, ozRelayerTxId = ?, bound_at = ?, \
-     relayer_progress = ?, relayer_nonce = ?, forgotten_since = ?, attempts = ?, reroutes = ?, replays = ?, \
-     auto_replayed = ?, avoid_relayer = ?, failed_by = ?, error_message = ?, result = ?, check_at = ?, \
-     block_number = ? \
-     WHERE id = ? AND version = ?";
-
-/// The same for many rows, which must be there and locked: as an insert that finds each of them. Takes the id and
-/// [`bind_state`] of each. What never changes is filled in with anything, and left alone.
+/// Updates existing, locked rows in one statement, written as an insert that finds each of them. Takes the id and
+/// [`bind_state`] of each. The columns that never change get placeholder values, which the statement ignores.
 pub(super) fn update_many(rows: usize) -> String {
     let names: Vec<&str> = columns!().split(", ").collect();
     let state = &names[UNCHANGING..];
@@ -55,7 +46,7 @@ pub(super) fn update_many(rows: usize) -> String {
 /// How many of [`columns`] no move changes; they come first.
 const UNCHANGING: usize = 6;
 
-/// An insert of so many rows; takes [`bind_row`] of each.
+/// An insert of `rows` rows; takes [`bind_row`] of each.
 pub(super) fn insert(rows: usize) -> String {
     const ROW: &str =
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
@@ -273,7 +264,6 @@ mod tests {
     fn an_insert_has_as_many_places_as_columns() {
         let columns = columns!().split(',').count();
         assert_eq!(insert(3).matches('?').count(), 3 * columns);
-        assert_eq!(UPDATE.matches('?').count(), columns - UNCHANGING + 2);
         assert_eq!(update_many(2).matches('?').count(), 2 * (columns - UNCHANGING + 1));
         assert_eq!(insert_accepted(3).matches('?').count(), 3 * 7);
     }

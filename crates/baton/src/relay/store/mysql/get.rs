@@ -1,5 +1,5 @@
-//! Rows that several callers want at the same moment, read by one statement: a consumer that has just received ten
-//! messages asks for ten rows.
+//! Reads the rows that concurrent callers want with one statement: a consumer that has just received ten messages asks
+//! for ten rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::StoreError;
 use crate::relay::store::coalescer::Grouping;
 
-/// How many rows one statement reads: one may have hundreds of kilobytes.
+/// Maximum number of rows in one query; a row may have hundreds of kilobytes.
 const ROWS_MAX: usize = 64;
-/// A read is soon done: whoever reads one row after the other hardly waits for those of others.
+/// Sequential readers wait at most 1 ms to be batched.
 pub(super) const GROUPING: Grouping =
     Grouping { enough: 64, patience: Duration::from_millis(1), gather: Duration::ZERO };
 
 type Found = Result<Option<Transaction>, StoreError>;
 
-/// Each row, or that there is none.
+/// Reads each row; `None` if there is none.
 pub(super) async fn get_many(pool: &Pool, ids: &[TransactionId]) -> Vec<Found> {
     let mut found = Vec::with_capacity(ids.len());
     for some in ids.chunks(ROWS_MAX) {
@@ -48,7 +48,7 @@ async fn read(pool: &Pool, ids: &[TransactionId]) -> Result<Vec<Found>, StoreErr
         let rows = bind_padded(sql, names).fetch_all(connection).await?;
         let by_id = rows.iter().map(|row| Ok((row.try_get("id")?, row)));
         let by_id = by_id.collect::<Result<HashMap<String, &MySqlRow>, sqlx::Error>>()?;
-        // Two callers may want the same row: each reads its own.
+        // Two callers may want the same row: each gets a copy.
         let one = |name: &String| by_id.get(name).map(|row| read_row(row)).transpose();
         names.iter().map(one).map(|row| Ok(row?.transpose())).collect()
     }));

@@ -1,5 +1,5 @@
-//! The nonces of gasless transactions, taken in the commit that stores the rows. One that somebody has already costs
-//! its own request the place and no other.
+//! The nonces of gasless transactions, taken in the commit that stores the rows. A nonce that is already taken rejects
+//! its own request only.
 
 use std::collections::HashMap;
 
@@ -13,8 +13,8 @@ use crate::relay::store::{Accepted, NewTransaction};
 /// The signer as it is stored, and the nonce.
 type Place = (String, u64);
 
-/// Takes the nonces of the gasless rows among these that are to be stored. Whoever finds his taken by a transaction that
-/// has not failed is told so instead, and gives his idempotency key back.
+/// Takes the nonces of the gasless rows that are about to be stored. A row whose nonce belongs to a transaction that has
+/// not failed is answered `NonceTaken`, and its idempotency key is released.
 pub(super) async fn take_nonces(
     connection: &mut MySqlConnection,
     rows: &[NewTransaction],
@@ -29,7 +29,7 @@ pub(super) async fn take_nonces(
     if wanted.is_empty() {
         return Ok(());
     }
-    // In the same order everywhere, or two groups wait for each other. Of two in one group the first stays first.
+    // One global order, or two groups deadlock. The sort is stable: of two rows in one group the first wins.
     wanted.sort_by(|(one, _), (other, _)| one.cmp(other));
     let mut holders = insert(connection, rows, &wanted).await?;
     for (place, index) in &wanted {
@@ -72,8 +72,8 @@ struct Holder {
     failed: bool,
 }
 
-/// Takes what is free, locks all of it until the commit, and says whose each is. A holder's row is locked too: it cannot
-/// be replayed while its nonce is given away.
+/// Takes the free nonces, locks all of them until the commit, and returns the holder of each. The holder's row is locked
+/// too, so that it cannot be replayed while its nonce changes hands.
 async fn insert(
     connection: &mut MySqlConnection,
     rows: &[NewTransaction],
@@ -102,7 +102,7 @@ async fn insert(
         }
         for row in statement.fetch_all(&mut *connection).await? {
             let owner: String = row.try_get(2)?;
-            let owner = parse_id(&owner).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
+            let owner = parse_id(&owner).ok_or_else(|| sqlx::Error::Decode("not a transaction id".into()))?;
             let status: Option<String> = row.try_get(3)?;
             let holder = Holder { id: owner, failed: status.as_deref() == Some("failed") };
             holders.insert((row.try_get(0)?, row.try_get(1)?), holder);

@@ -1,15 +1,15 @@
-//! Work in a transaction, and what is known when it goes wrong. A caller may say "nothing happened" (503) only if that
-//! is certain, so each way to fail is placed here once:
+//! Runs work in a database transaction and classifies its failures. The API may answer 503 ("nothing happened") only if
+//! that is certain, so this table covers each way to fail:
 //!
-//! | what went wrong | what is known |
+//! | failure | meaning |
 //! |---|---|
-//! | no connection: refused, too many (1040), wrong password, no answer | nothing was asked: `Unavailable` |
-//! | BEGIN or a statement in the transaction failed, in any way: an error of the server (read-only 1290 and 1836, disk full 1021 and 1114, …), the connection lost, no answer in time | COMMIT was never sent, and the server undoes what a closed connection left open: `Unavailable` |
-//! | deadlock (1213), lock not had in time (1205) | undone; tried again a few times, then `Unavailable` |
+//! | no connection: refused, too many (1040), wrong password, no answer | no statement was sent: `Unavailable` |
+//! | BEGIN or a statement in the transaction failed, in any way: an error of the server (read-only 1290 and 1836, disk full 1021 and 1114, …), the connection lost, no answer in time | COMMIT was never sent, and the server rolls back when the connection closes: `Unavailable` |
+//! | deadlock (1213), lock not had in time (1205) | rolled back; retried up to 8 times, then `Unavailable` |
 //! | COMMIT was refused with an error that says it did not happen: see [`commit_refused`] | `Unavailable`, or tried again |
 //! | COMMIT got any other error, or no answer, or the connection was lost meanwhile | `OutcomeUnknown` |
 //!
-//! Nothing is written outside a transaction, so the COMMIT is the only moment that can leave a unknown.
+//! Nothing is written outside a transaction, so only a COMMIT can leave the outcome unknown.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ use tokio::time::{Instant, timeout_at};
 use super::pool::{Lease, Pool, unavailable};
 use crate::relay::store::StoreError;
 
-/// How a transaction is to end.
+/// How a database transaction ends.
 pub(super) enum End<T> {
     /// With a COMMIT.
     Keep(T),
-    /// With a ROLLBACK: this is the answer, and nothing is to change.
+    /// With a ROLLBACK and this answer.
     Undo(Result<T, StoreError>),
-    /// With a ROLLBACK, and from the start: somebody else was quicker, and has committed.
+    /// With a ROLLBACK and a retry from the start: another connection has committed a conflicting change.
     Again(sqlx::Error),
 }
 
-/// Work on a connection, as [`Pool::transact`] and [`Pool::read`] take it: it owns the lease while it runs and hands it
-/// back, so that work that is dropped on the way takes its connection with it.
+/// Work on a connection, as [`Pool::transact`] and [`Pool::read`] take it. The work owns the lease while it runs and
+/// returns it, so dropping the work closes the connection.
 macro_rules! work {
     ($connection:ident => $body:expr) => {
         |mut lease| async move {
@@ -45,11 +45,11 @@ macro_rules! work {
 }
 pub(super) use work;
 
-/// How often a transaction is tried that others get in the way of.
+/// Maximum tries of a transaction that meets lock conflicts.
 const TRIES_MAX: u32 = 8;
 
 impl Pool {
-    /// Does `work` in a transaction. It may be run several times; it must do nothing but talk to the connection.
+    /// Runs `work` in a transaction. It may run several times, so it must only use the connection.
     pub(super) async fn transact<'p, T, F, Fut>(&'p self, work: F) -> Result<T, StoreError>
     where
         F: Fn(Lease<'p>) -> Fut,
@@ -59,7 +59,7 @@ impl Pool {
         let mut tries = 1;
         loop {
             let lease = self.begin(deadline).await?;
-            // Too late: the lease goes with the work, which closes the connection. No COMMIT was sent.
+            // On timeout the work is dropped with its lease, which closes the connection. No COMMIT was sent.
             let (lease, done) = timeout_at(deadline, work(lease)).await.map_err(unavailable)?;
             let in_the_way = match done {
                 Ok(End::Keep(value)) => match commit(lease, deadline).await? {
@@ -75,7 +75,7 @@ impl Pool {
                     error
                 }
                 Err(error) => {
-                    // A server that is read-only now was the primary once: look for the new one with a new connection.
+                    // A read-only server may have been demoted: drop the connection, so that a new one finds the primary.
                     if number(&error).is_some() && !is_read_only(&error) {
                         roll_back(lease, deadline).await;
                     }
@@ -89,7 +89,7 @@ impl Pool {
                 return Err(unavailable(in_the_way));
             }
             tracing::debug!(action = "store_retry", tries, "{in_the_way}");
-            // A different pause for each, or those who met would meet again.
+            // A random pause, or the same transactions collide again.
             let pause = Duration::from_millis(rand::random_range(0..=5 * u64::from(tries)));
             if timeout_at(deadline, tokio::time::sleep(pause)).await.is_err() {
                 return Err(unavailable(in_the_way));
@@ -98,7 +98,7 @@ impl Pool {
         }
     }
 
-    /// Does `work`, which only reads. It may be run several times.
+    /// Runs `work`, which only reads. It may run several times.
     pub(super) async fn read<'p, T, F, Fut>(&'p self, work: F) -> Result<T, StoreError>
     where
         F: Fn(Lease<'p>) -> Fut,
@@ -115,7 +115,7 @@ impl Pool {
                     return Ok(value);
                 }
                 Err(error) => {
-                    let usable = number(&error).is_some() && !is_farewell(&error);
+                    let usable = number(&error).is_some() && !is_disconnect(&error);
                     if usable {
                         lease.give_back();
                     }
@@ -128,8 +128,8 @@ impl Pool {
         }
     }
 
-    /// A connection with an open transaction. A server that was restarted leaves dead connections in the pool; nothing
-    /// was asked on them yet, so the next one is tried until there is a new one.
+    /// A connection with an open transaction. After a restart of the server the pool holds dead connections; no statement
+    /// was sent on them, so the next one is tried until a new one is opened.
     async fn begin(&self, deadline: Instant) -> Result<Lease<'_>, StoreError> {
         let mut tries = 0;
         loop {
@@ -147,7 +147,7 @@ impl Pool {
     }
 }
 
-/// Commits. `Some`: it was undone, and may be tried again.
+/// Commits. `Some`: the commit was rolled back and may be retried.
 async fn commit(mut lease: Lease<'_>, deadline: Instant) -> Result<Option<sqlx::Error>, StoreError> {
     let unknown = |error| Err(StoreError::OutcomeUnknown(error));
     match timeout_at(deadline, lease.execute("COMMIT")).await {
@@ -167,21 +167,21 @@ async fn commit(mut lease: Lease<'_>, deadline: Instant) -> Result<Option<sqlx::
     }
 }
 
-/// Undoes what is open. If that does not work, closing the connection does it.
+/// Rolls back; if that fails, closing the connection rolls back.
 async fn roll_back(mut lease: Lease<'_>, deadline: Instant) {
     if let Ok(Ok(_)) = timeout_at(deadline, lease.execute("ROLLBACK")).await {
         lease.give_back();
     }
 }
 
-/// Errors that say that the commit did not happen: a deadlock (in a cluster, that another node was quicker), a lock
-/// not had in time (somebody holds all commits back), the order of a plugin to undo it, and a server gone read-only, which
-/// is looked at before anything is written. Every other error is no proof: it may have come after the write.
+/// Whether the error proves that the commit did not happen: a deadlock (in a cluster, a conflict with another node), a
+/// lock timeout, a rollback ordered by a plugin, or a read-only server, which is checked before anything is written. Any
+/// other error may have come after the write.
 fn commit_refused(error: &sqlx::Error) -> bool {
     is_contention(error) || is_read_only(error) || number(error) == Some(3101)
 }
 
-/// Deadlock, and a lock not had in time.
+/// Deadlock or lock timeout.
 fn is_contention(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1205 | 1213))
 }
@@ -191,27 +191,26 @@ fn is_read_only(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1290 | 1792 | 1836))
 }
 
-/// The server's last words on a connection that it has ended: killed (MariaDB), or idle for too long (MySQL).
-fn is_farewell(error: &sqlx::Error) -> bool {
+/// Whether the server closed the connection: killed (MariaDB), or idle for too long (MySQL).
+fn is_disconnect(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1927 | 4031))
 }
 
-/// A key that is there already.
+/// Whether a unique key already exists.
 pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     number(error) == Some(1062)
 }
 
-/// Whether the values are at fault and not the server: they do not fit (class 22), break a rule (class 23) or make the
-/// statement too long.
-pub(super) fn is_in_the_values(error: &sqlx::Error) -> bool {
-    // Not valid JSON, as MySQL and as MariaDB say it.
+/// Whether the server rejects a value: it does not fit (class 22), violates a constraint (class 23) or is not JSON.
+pub(super) fn is_invalid_value(error: &sqlx::Error) -> bool {
+    // Invalid JSON, on MySQL and on MariaDB.
     const NUMBERS: [u16; 2] = [3140, 4025];
     let class = error.as_database_error().and_then(|error| error.code());
     class.is_some_and(|state| state.starts_with("22") || state.starts_with("23"))
         || number(error).is_some_and(|number| NUMBERS.contains(&number))
 }
 
-/// The server's number of an error; none if it is not the server that speaks.
+/// The server's error number; none if the error is not from the server.
 pub(super) fn number(error: &sqlx::Error) -> Option<u16> {
     error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
 }

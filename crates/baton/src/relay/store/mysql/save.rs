@@ -1,7 +1,7 @@
-//! Moves of many rows in one commit: a commit is a write to the disk, and waiting for it is most of what a save costs.
-//! Each move has its own answer; those that are stale or in conflict change nothing, and the others go on without them.
+//! Saves moves in groups, one commit for each group: waiting for the disk is most of what a save costs. Each move has its
+//! own answer; a stale or conflicting move changes nothing and does not affect the rest of its group.
 //!
-//! The rows are locked in the order of their ids, so two groups do not wait for each other.
+//! A group locks its rows in the order of their ids, so two groups never deadlock on rows.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,30 +11,30 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::{ROWS_MAX, chunks, same, statement_size};
 use super::columns::{bind_state, datetime, id, update_many};
-use super::outcome::{End, is_duplicate, is_in_the_values, work};
-use super::pool::Pool;
-use super::save_one;
+use super::outcome::{End, is_duplicate, is_invalid_value, work};
+use super::pool::{Pool, unavailable};
 use crate::relay::state::transaction::{Moved, Transaction, TransactionId};
 use crate::relay::store::coalescer::Grouping;
 use crate::relay::store::row::timeline_max;
 use crate::relay::store::{RELAYER_TX_ID_UNIQUE, Saved, StoreError};
 
-/// More than this in one group, and each row is saved by itself: a server takes statements of 16 MiB.
+/// Maximum size of a group; the moves of a larger one are saved one at a time. A server accepts statements of 16 MiB.
 const BYTES_MAX: usize = 4 << 20;
 
-/// A commit takes several round trips, whatever it holds, and some milliseconds. From so many moves on two at a time get
-/// more done than one; far fewer than the last had are worth waiting for.
+/// A commit takes several round trips and some milliseconds, whatever its size. From 24 waiting moves on, a second
+/// concurrent commit increases throughput; a group with fewer than half of the last group's moves waits up to 5 ms for more.
 pub(super) const GROUPING: Grouping =
     Grouping { enough: 24, patience: Duration::from_millis(20), gather: Duration::from_millis(5) };
 
-/// Saves moves, all in one commit.
+/// Saves moves, in one commit if possible.
 pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError>> {
-    if moves.len() == 1 || moves.iter().map(size_bytes).sum::<usize>() > BYTES_MAX {
+    if moves.len() > 1 && moves.iter().map(size_bytes).sum::<usize>() > BYTES_MAX {
         return save_each(pool, moves).await;
     }
     match save(pool, moves).await {
         Ok(Group::Saved(answers)) => answers.into_iter().map(Answer::into_result).collect(),
-        Ok(Group::AtFault) => save_each(pool, moves).await,
+        Ok(Group::InvalidValue(_)) if moves.len() > 1 => save_each(pool, moves).await,
+        Ok(Group::InvalidValue(error)) => vec![Err(unavailable(error))],
         Err(failure) => {
             let failure = Arc::new(failure);
             moves.iter().map(|_| Err(same(&failure))).collect()
@@ -42,25 +42,26 @@ pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved,
     }
 }
 
+/// Saves each move in a group of its own.
 async fn save_each(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError>> {
     let mut answers = Vec::with_capacity(moves.len());
     for moved in moves {
-        answers.push(save_one(pool, moved).await);
+        answers.extend(Box::pin(save_many(pool, std::slice::from_ref(moved))).await);
     }
     answers
 }
 
 enum Group {
     Saved(Vec<Answer>),
-    /// Nothing was saved, because of somebody's values and not of the server.
-    AtFault,
+    /// The server rejects a value of one of the moves; nothing was saved.
+    InvalidValue(sqlx::Error),
 }
 
-/// What became of one of a group.
+/// The result of one move of a group.
 #[derive(Clone, Copy)]
 enum Answer {
     Saved(Saved),
-    /// The record that it is to be bound to is another row's.
+    /// The relayer transaction already belongs to another row.
     Conflict,
 }
 
@@ -76,9 +77,9 @@ impl Answer {
 async fn save(pool: &Pool, moves: &[Moved]) -> Result<Group, StoreError> {
     pool.transact(work!(connection => match store(connection, moves).await {
         Ok(answers) => Ok(End::Keep(Group::Saved(answers))),
-        // Somebody else took a record, and has committed.
+        // Another connection took a record since it was looked up, and has committed.
         Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
-        Err(error) if is_in_the_values(&error) => Ok(End::Undo(Ok(Group::AtFault))),
+        Err(error) if is_invalid_value(&error) => Ok(End::Undo(Ok(Group::InvalidValue(error)))),
         Err(error) => Err(error),
     }))
     .await
@@ -90,14 +91,15 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<
     let (mut due, mut taken) = (Vec::new(), HashSet::new());
     for (place, moved) in moves.iter().enumerate() {
         let row = &moved.transaction;
-        // Of two moves of one row in a group the second is stale by the first.
+        // Of two moves of one row in a group, the first makes the second stale.
         if versions.get(&row.id) == Some(&(row.version - 1)) && taken.insert(row.id) {
             due.push(place);
         }
     }
-    let records = take_records(connection, moves, &due).await?;
+    let rows: Vec<_> = due.iter().map(|place| (*place, &moves[*place].transaction)).collect();
+    let records = take_records(connection, &rows).await?;
     due.retain(|place| match records.get(place) {
-        Some(Record::Others) => {
+        Some(Record::OtherRow) => {
             answers[*place] = Answer::Conflict;
             false
         }
@@ -108,7 +110,7 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<
         }
     });
     for some in due.chunks(ROWS_MAX) {
-        // The last row fills up the places: it is written twice, which changes nothing.
+        // The last row is repeated for the remaining placeholders, which changes nothing.
         let rows = statement_size(some.len());
         let mut statement = sqlx::query(AssertSqlSafe(update_many(rows)));
         for place in some.iter().chain(some.last().into_iter().cycle()).take(rows) {
@@ -121,7 +123,7 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<
     Ok(answers)
 }
 
-/// Locks the rows; the version of each.
+/// Locks the rows and returns their versions.
 async fn lock(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<HashMap<TransactionId, u64>, sqlx::Error> {
     let ids: Vec<String> = moves.iter().map(|moved| id(moved.transaction.id)).collect();
     let places = places(ids.len());
@@ -129,35 +131,29 @@ async fn lock(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<HashM
     let rows = bind_padded(&sql, &ids).fetch_all(connection).await?;
     let version = |row: &sqlx::mysql::MySqlRow| -> Result<_, sqlx::Error> {
         let text: String = row.try_get(0)?;
-        let id = super::parse_id(&text).ok_or_else(|| sqlx::Error::Decode("an id that is none".into()))?;
+        let id = super::columns::parse_id(&text).ok_or_else(|| sqlx::Error::Decode("not a transaction id".into()))?;
         Ok((id, row.try_get(1)?))
     };
     rows.iter().map(version).collect()
 }
 
-/// Whose the relayer transaction is that a row is bound to.
-enum Record {
-    /// Its own, as of now. `early`: webhooks have spoken of it already.
+/// The owner of the relayer transaction that a row is bound to.
+pub(super) enum Record {
+    /// The row itself, since this statement. `early`: webhooks about it arrived before.
     New { early: bool },
-    /// Its own, as before.
+    /// The row itself, since an earlier move.
     Known,
-    /// Another row's.
-    Others,
+    /// Another row.
+    OtherRow,
 }
 
-/// Makes each bound row the owner of its record, if that is nobody's. By the place of the move.
-async fn take_records(
+/// Makes each bound row the owner of its relayer transaction unless another row owns it. Keyed by the given index.
+pub(super) async fn take_records(
     connection: &mut MySqlConnection,
-    moves: &[Moved],
-    due: &[usize],
+    rows: &[(usize, &Transaction)],
 ) -> Result<HashMap<usize, Record>, sqlx::Error> {
-    let bound: Vec<(usize, &Transaction, &String)> = due
-        .iter()
-        .filter_map(|place| {
-            let row = &moves[*place].transaction;
-            Some((*place, row, &row.binding.as_ref()?.tx_id.0))
-        })
-        .collect();
+    let bound: Vec<(usize, &Transaction, &String)> =
+        rows.iter().filter_map(|(place, row)| Some((*place, *row, &row.binding.as_ref()?.tx_id.0))).collect();
     let mut records = HashMap::new();
     if bound.is_empty() {
         return Ok(records);
@@ -174,8 +170,8 @@ async fn take_records(
     let mut new = Vec::new();
     for (place, row, tx_id) in &bound {
         let record = match owners.get(tx_id.as_bytes()) {
-            Some(owner) if super::parse_id(owner) == Some(row.id) => Record::Known,
-            Some(_) => Record::Others,
+            Some(owner) if super::columns::parse_id(owner) == Some(row.id) => Record::Known,
+            Some(_) => Record::OtherRow,
             None => {
                 owners.insert(tx_id.as_bytes().to_vec(), id(row.id));
                 new.push((id(row.id), (*tx_id).clone()));
@@ -193,7 +189,7 @@ async fn take_records(
         }
         statement.execute(&mut *connection).await?;
     }
-    // After the records are locked: whoever keeps a webhook for one of them waits for this commit.
+    // The records are locked now, and a webhook that arrives for one of them waits for this commit.
     let names: Vec<String> = new.into_iter().map(|(_, tx_id)| tx_id).collect();
     if !names.is_empty() {
         let places_asked = places(names.len());
@@ -209,7 +205,7 @@ async fn take_records(
     Ok(records)
 }
 
-/// Writes the steps of these moves into their timelines, numbered under the rows' locks.
+/// Appends the steps of these moves to their timelines; the row locks make the numbers unique.
 async fn add_steps(connection: &mut MySqlConnection, moves: &[Moved], due: &[usize]) -> Result<(), sqlx::Error> {
     let ids: Vec<String> = due
         .iter()
@@ -251,19 +247,19 @@ async fn add_steps(connection: &mut MySqlConnection, moves: &[Moved], due: &[usi
     Ok(())
 }
 
-/// Places for so many values, rounded up to a power of two: a statement is prepared once for each size.
+/// Placeholders for `count` values, rounded up to a power of two so that few statements are prepared.
 pub(super) fn places(count: usize) -> String {
     vec!["?"; count.next_power_of_two()].join(", ")
 }
 
-/// The last value fills up the places.
-pub(super) fn bind_padded<'q>(sql: &'q str, values: &'q [String]) -> super::Statement<'q> {
+/// Binds the values and repeats the last one for the remaining placeholders.
+pub(super) fn bind_padded<'q>(sql: &'q str, values: &'q [String]) -> super::columns::Statement<'q> {
     let padded = values.iter().chain(std::iter::repeat(values.last().expect("there is at least one")));
     let count = values.len().next_power_of_two();
     padded.take(count).fold(sqlx::query(AssertSqlSafe(sql)), |statement, value| statement.bind(value))
 }
 
-/// About how much of a statement a move takes up.
+/// Approximate size of a move within a statement.
 fn size_bytes(moved: &Moved) -> usize {
     let Moved { transaction, steps } = moved;
     let result = transaction.result.as_ref().map_or(0, |result| result.to_string().len());

@@ -1,0 +1,447 @@
+//! The embedded store: SQLite, in the same file as the embedded queue, so that a row and its message are one commit
+//! ([`SqliteStore::accept_queued`]). The single writer and its group commit are [`pipeline::sqlite::Database`]'s.
+
+mod columns;
+mod statements;
+
+use async_trait::async_trait;
+use pipeline::Outgoing;
+use pipeline::queue::sqlite::SqliteQueue;
+use pipeline::sqlite::{Database, DatabaseError};
+use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
+
+use self::columns::{COLUMNS, UPDATE, execute_with, raw_row};
+use self::statements::{Record, accept, add_step, has_early, insert, key_owner, records_are_free, take_record};
+use super::row::{RawRow, first_id_at};
+use super::{
+    Accepted, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
+    TimelineEntry, TransactionCounts, TransactionStore,
+};
+use crate::relay::request::forward::Signer;
+use crate::relay::state::transaction::{
+    ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+};
+use crate::timestamp::Timestamp;
+
+/// The embedded store.
+#[derive(Clone)]
+pub struct SqliteStore {
+    database: Database,
+}
+
+/// The migrations, in order; the schema version is the number of applied ones.
+const MIGRATIONS: [&str; 3] = [
+    include_str!("../../../../migrations/sqlite/0001_init.sql"),
+    include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
+    include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
+];
+
+impl SqliteStore {
+    /// A store on this database, migrated.
+    pub async fn open(database: &Database) -> Result<Self, StoreError> {
+        let store = Self { database: database.clone() };
+        store.migrate().await?;
+        Ok(store)
+    }
+
+    /// Brings the schema up to date; returns how many steps were taken.
+    pub async fn migrate(&self) -> Result<usize, StoreError> {
+        self.write(|connection| {
+            connection.execute_batch(
+                "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL, applied_at INTEGER NOT NULL) STRICT",
+            )?;
+            let done: usize =
+                connection.query_row("SELECT COALESCE(MAX(version), 0) FROM schema_version", [], |row| row.get(0))?;
+            for (index, sql) in MIGRATIONS.iter().enumerate().skip(done) {
+                connection.execute_batch(sql)?;
+                connection.execute(
+                    "INSERT INTO schema_version (version, applied_at) VALUES (?1, ?2)",
+                    params![index + 1, Timestamp::from(std::time::SystemTime::now()).0],
+                )?;
+            }
+            Ok(MIGRATIONS.len() - done.min(MIGRATIONS.len()))
+        })
+        .await
+    }
+
+    /// Stores a row and its message in one commit, so that neither exists without the other. With an idempotency key
+    /// that was used before, stores nothing and names the earlier transaction.
+    pub async fn accept_queued(
+        &self,
+        row: Box<Transaction>,
+        key: Option<IdempotencyKey>,
+        message: Outgoing,
+        queue: &SqliteQueue,
+    ) -> Result<Accepted, StoreError> {
+        let queue = queue.clone();
+        // New ids and a message: nothing in this job can fail for this request alone, so it needs no savepoint.
+        let accepted = self.database.write_without_savepoint(move |connection| {
+            let accepted = accept(connection, &row, key.as_ref())?;
+            if accepted == Accepted::Stored {
+                queue.enqueue(connection, std::slice::from_ref(&message))?;
+            }
+            Ok(accepted)
+        });
+        accepted.await.map_err(store_error)
+    }
+
+    async fn write<T, F>(&self, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        self.database.write(job).await.map_err(store_error)
+    }
+
+    async fn read<T, F>(&self, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        self.database.read(job).await.map_err(store_error)
+    }
+
+    /// Rows of a query, each read back whole.
+    async fn rows(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Vec<Transaction>, StoreError> {
+        let raw = self
+            .read(move |connection| {
+                let mut statement = connection.prepare_cached(&sql)?;
+                let rows = statement.query_map(params_from_iter(values.iter()), raw_row)?;
+                rows.collect::<Result<Vec<_>, _>>()
+            })
+            .await?;
+        // One unreadable row must not hide the others from a sweep or a list.
+        let read = raw.into_iter().map(RawRow::read).filter_map(|row| match row {
+            Ok(row) => Some(row),
+            Err(failure) => {
+                tracing::error!(action = "row_unreadable", "{failure}");
+                None
+            }
+        });
+        Ok(read.collect())
+    }
+
+    async fn one(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Option<Transaction>, StoreError> {
+        let raw = self
+            .read(move |connection| {
+                let mut statement = connection.prepare_cached(&sql)?;
+                statement.query_row(params_from_iter(values.iter()), raw_row).optional()
+            })
+            .await?;
+        raw.map(RawRow::read).transpose()
+    }
+}
+
+#[async_trait]
+impl TransactionStore for SqliteStore {
+    async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
+        let accepted =
+            rows.iter().cloned().map(|(row, key)| self.write(move |connection| accept(connection, &row, key.as_ref())));
+        futures::future::join_all(accepted).await
+    }
+
+    async fn key_owner(&self, api_key: &str, key: &str) -> Result<Option<KeyOwner>, StoreError> {
+        let (api_key, key) = (api_key.to_owned(), key.to_owned());
+        self.read(move |connection| key_owner(connection, &api_key, &key)).await
+    }
+
+    async fn release_key(&self, api_key: &str, key: &str, id: TransactionId) -> Result<(), StoreError> {
+        let (api_key, key) = (api_key.to_owned(), key.to_owned());
+        self.write(move |connection| {
+            connection
+                .prepare_cached("DELETE FROM idempotency_keys WHERE api_key = ?1 AND key = ?2 AND transaction_id = ?3")?
+                .execute(params![api_key, key, id.0.as_bytes()])?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn nonce_holder(&self, signer: Signer, nonce: u64) -> Result<Option<Transaction>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions \
+             WHERE id = (SELECT transaction_id FROM gasless_nonces WHERE signer = ?1 AND nonce = ?2)"
+        );
+        self.one(sql, vec![Box::new(signer.to_string()), Box::new(nonce)]).await
+    }
+
+    async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError> {
+        self.read(move |connection| {
+            connection
+                .prepare_cached(
+                    "SELECT taken.nonce FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
+                     WHERE taken.signer = ?1 AND status <> 'failed' ORDER BY taken.nonce DESC LIMIT 1",
+                )?
+                .query_row([signer.to_string()], |row| row.get(0))
+                .optional()
+        })
+        .await
+    }
+
+    async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
+        let rows = rows.to_vec();
+        let inserted = self.write(move |connection| {
+            if !records_are_free(connection, &rows)? {
+                return Ok(false);
+            }
+            for row in &rows {
+                take_record(connection, row)?;
+                insert(connection, row)?;
+            }
+            Ok(true)
+        });
+        if inserted.await? { Ok(()) } else { Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE }) }
+    }
+
+    async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
+        self.one(format!("SELECT {COLUMNS} FROM transactions WHERE id = ?1"), vec![Box::new(id.0.into_bytes())]).await
+    }
+
+    async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions \
+             WHERE id = (SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?1)"
+        );
+        self.one(sql, vec![Box::new(tx_id.0.clone())]).await
+    }
+
+    async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError> {
+        let tx_ids = tx_ids.to_vec();
+        self.read(move |connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT 1 FROM relayer_transactions WHERE relayer_tx_id = ?1")?;
+            let mut bound = Vec::new();
+            for tx_id in tx_ids {
+                if statement.exists([&tx_id.0])? {
+                    bound.push(tx_id);
+                }
+            }
+            Ok(bound)
+        })
+        .await
+    }
+
+    async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
+        let Moved { transaction, steps } = moved.clone();
+        let saved = self.write(move |connection| {
+            let version: Option<u64> = connection
+                .prepare_cached("SELECT version FROM transactions WHERE id = ?1")?
+                .query_row([transaction.id.0.as_bytes()], |row| row.get(0))
+                .optional()?;
+            if version != Some(transaction.version - 1) {
+                return Ok(Some(Saved::Stale));
+            }
+            let early = match take_record(connection, &transaction)? {
+                Record::OtherRow => return Ok(None),
+                Record::None | Record::Known => false,
+                Record::New => has_early(connection, &transaction)?,
+            };
+            execute_with(connection.prepare_cached(UPDATE)?, &transaction)?;
+            for step in &steps {
+                add_step(connection, transaction.id, step, transaction.updated_at)?;
+            }
+            Ok(Some(Saved::Yes { early }))
+        });
+        saved.await?.ok_or(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })
+    }
+
+    async fn note(&self, id: TransactionId, step: &Step, now: Timestamp) -> Result<(), StoreError> {
+        let step = step.clone();
+        self.write(move |connection| add_step(connection, id, &step, now)).await
+    }
+
+    async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT seq, at, action, detail FROM timeline WHERE transaction_id = ?1 ORDER BY seq",
+            )?;
+            let entries = statement.query_map([id.0.into_bytes()], |row| {
+                Ok(TimelineEntry {
+                    seq: row.get(0)?,
+                    at: Timestamp(row.get(1)?),
+                    action: row.get(2)?,
+                    detail: row.get(3)?,
+                })
+            })?;
+            entries.collect()
+        })
+        .await
+    }
+
+    async fn list(
+        &self,
+        filter: &Filter,
+        before: Option<TransactionId>,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        let mut conditions = vec!["1 = 1"];
+        let mut values: Vec<Box<dyn ToSql + Send>> = Vec::new();
+        let mut add = |condition: &'static str, value: Box<dyn ToSql + Send>| {
+            conditions.push(condition);
+            values.push(value);
+        };
+        if let Some(status) = filter.status {
+            add("status = ?", Box::new(status.name()));
+        }
+        if let Some(kind) = filter.kind {
+            add("kind = ?", Box::new(kind.name()));
+        }
+        if let Some(relayer) = &filter.relayer {
+            add("COALESCE(relayer_url, claim_relayer) = ?", Box::new(relayer.0.clone()));
+        }
+        // Ids begin with the time, so a bound on the time is a bound on the id.
+        if let Some(from) = filter.from {
+            add("id >= ?", Box::new(first_id_at(from)));
+        }
+        if let Some(until) = filter.until {
+            add("id < ?", Box::new(first_id_at(until)));
+        }
+        if let Some(before) = before {
+            add("id < ?", Box::new(before.0.into_bytes()));
+        }
+        if filter.outcome_unknown {
+            conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
+        }
+        values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
+        let conditions = conditions.join(" AND ");
+        self.rows(format!("SELECT {COLUMNS} FROM transactions WHERE {conditions} ORDER BY id DESC LIMIT ?"), values)
+            .await
+    }
+
+    async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        // Each condition is that of a partial index, which is then already in the right order.
+        let condition = match kind {
+            Due::Claimed => "claim_consumer IS NOT NULL",
+            Due::Bound => "claim_consumer IS NULL AND relayer_tx_id IS NOT NULL AND check_at IS NOT NULL",
+            Due::Waiting => "claim_consumer IS NULL AND relayer_tx_id IS NULL AND check_at IS NOT NULL",
+        };
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions WHERE {condition} AND check_at <= ?1 ORDER BY check_at LIMIT ?2"
+        );
+        self.rows(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+    }
+
+    async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM transactions WHERE claim_consumer IS NOT NULL ORDER BY id DESC LIMIT ?1");
+        self.rows(sql, vec![Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+    }
+
+    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM transactions WHERE relayer_url = ?1 AND relayer_tx_id IS NOT NULL AND bound_at < ?2 \
+             AND id < ?3 ORDER BY id DESC LIMIT 1"
+        );
+        self.one(sql, vec![Box::new(relayer.0.clone()), Box::new(before.0), Box::new(first_id_at(before))]).await
+    }
+
+    async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
+        let (tx_id, record) = (tx_id.0.clone(), record.to_owned());
+        self.write(move |connection| {
+            connection
+                .prepare_cached(
+                    "INSERT INTO early_webhooks (relayer_tx_id, seq, received_at, record) \
+                     SELECT ?1, COALESCE(MAX(seq), 0) + 1, ?2, ?3 FROM early_webhooks WHERE relayer_tx_id = ?1 \
+                     HAVING COALESCE(MAX(seq), 0) < 20",
+                )?
+                .execute(params![tx_id, now.0, record])?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
+        const SELECT: &str = "SELECT record FROM early_webhooks WHERE relayer_tx_id = ?1 ORDER BY seq";
+        // Early webhooks are rare: a read first keeps the writer free.
+        let tx_id = tx_id.0.clone();
+        let look = tx_id.clone();
+        if !self.read(move |connection| connection.prepare_cached(SELECT)?.exists([&look])).await? {
+            return Ok(Vec::new());
+        }
+        self.write(move |connection| {
+            let mut statement = connection.prepare_cached(SELECT)?;
+            let records = statement.query_map([&tx_id], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+            connection.execute("DELETE FROM early_webhooks WHERE relayer_tx_id = ?1", [&tx_id])?;
+            Ok(records)
+        })
+        .await
+    }
+
+    async fn forget(&self, before: Timestamp) -> Result<u64, StoreError> {
+        self.write(move |connection| {
+            let webhooks = connection.execute("DELETE FROM early_webhooks WHERE received_at < ?1", [before.0])?;
+            connection.execute("DELETE FROM consumers WHERE seen_at < ?1", [before.0])?;
+            Ok(webhooks as u64)
+        })
+        .await
+    }
+
+    async fn heartbeat(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
+        let consumer = consumer.0.clone();
+        self.write(move |connection| {
+            connection
+                .prepare_cached(
+                    "INSERT INTO consumers (id, seen_at) VALUES (?1, ?2) ON CONFLICT (id) DO UPDATE SET seen_at = ?2",
+                )?
+                .execute(params![consumer, now.0])?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn last_heartbeat(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
+        let consumer = consumer.0.clone();
+        self.read(move |connection| {
+            connection
+                .prepare_cached("SELECT seen_at FROM consumers WHERE id = ?1")?
+                .query_row([consumer], |row| Ok(Timestamp(row.get(0)?)))
+                .optional()
+        })
+        .await
+    }
+
+    async fn counts(&self) -> Result<TransactionCounts, StoreError> {
+        self.read(|connection| {
+            let count = |sql: &str| connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, u64>(0));
+            let by_status = |status: Status| {
+                connection
+                    .prepare_cached("SELECT COUNT(*) FROM transactions WHERE status = ?1")?
+                    .query_row([status.name()], |row| row.get::<_, u64>(0))
+            };
+            Ok(TransactionCounts {
+                open: vec![
+                    (Status::Pending, by_status(Status::Pending)?),
+                    (Status::Submitted, by_status(Status::Submitted)?),
+                ],
+                oldest_pending: connection
+                    .prepare_cached("SELECT created_at FROM transactions WHERE status = 'pending' ORDER BY id LIMIT 1")?
+                    .query_row([], |row| Ok(Timestamp(row.get(0)?)))
+                    .optional()?,
+                claims: count("SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL")?,
+                claims_outcome_unknown: count(
+                    "SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
+                )?,
+                forgotten: count(
+                    "SELECT COUNT(*) FROM transactions INDEXED BY transactions_forgotten \
+                     WHERE status = 'submitted' AND forgotten_since IS NOT NULL",
+                )?,
+            })
+        })
+        .await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.read(|connection| connection.query_row("SELECT 1", [], |_| Ok(()))).await
+    }
+}
+
+fn store_error(error: DatabaseError) -> StoreError {
+    match error {
+        DatabaseError::Sqlite(rusqlite::Error::SqliteFailure(code, _))
+            if code.code == rusqlite::ErrorCode::ConstraintViolation =>
+        {
+            StoreError::Conflict { constraint: "transactions_pkey" }
+        }
+        DatabaseError::OutcomeUnknown(_) => StoreError::OutcomeUnknown(Box::new(error)),
+        error => StoreError::Unavailable(Box::new(error)),
+    }
+}
