@@ -13,6 +13,7 @@ pub mod dead_letters;
 pub mod errors;
 pub mod evm;
 pub mod http;
+pub mod mutations;
 pub mod queues;
 pub mod randomness;
 pub mod relay;

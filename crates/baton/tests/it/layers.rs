@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The layers, lowest first. A file belongs to the entry with the longest matching path.
 const LAYERS: &[&[&str]] = &[
-    &["errors", "evm", "timestamp"],
+    &["errors", "evm", "mutations", "timestamp"],
     &["clock", "randomness"],
     &["config"],
     &["telemetry", "queues", "store_pool", "dead_letters"],

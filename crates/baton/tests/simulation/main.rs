@@ -1,30 +1,35 @@
-//! The relay lane in worlds where everything goes wrong at the worst moment: a seeded simulation without time, threads
-//! or input and output. The decisions are the product's own pure code; the orchestration around them is mirrored in
-//! [`lane`], one scheduler step per await point.
+//! The relay lane in worlds where everything goes wrong at the worst time. The lane's own code runs here (intake, consumer,
+//! nonce order, pre-flight, reconciler, webhooks, status, relayer client and pool) over a simulated store, queue, network,
+//! chain, clock and randomness, with the crate `relayer-sim` as relayers, under a seeded scheduler.
 //!
-//! `SIM_RUNS=5000000 SIM_SEED=1 cargo test --release --test simulation` runs more worlds. A failure prints its seed and
-//! what happened in the smallest world that fails in the same way; `SIM_MUTATION=NoFence` with `--nocapture` tells how
-//! that mutation is found.
+//! `SIM_RUNS=1000000 SIM_SEED=1 cargo test --release --test simulation` runs more worlds. A failure prints its seed and
+//! what happened in the smallest world that fails in the same way; `SIM_MUTATION=NoFence` with `--nocapture` shows how
+//! that mutation is found. Mutations of pure code need `--features mutations`.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
-mod lane;
-mod relayer;
+mod checks;
+mod network;
+mod process;
+mod queue;
 mod scheduler;
+mod store;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use scheduler::Ended;
-use world::{Counters, Fault, Fixtures, Mutation, Setup};
+use world::{Counters, Fault, Mutation, Setup};
 
 /// Rows are cloned a lot.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Worlds in an ordinary test run.
-const RUNS: u64 = 60_000;
+const RUNS: u64 = 1000;
+/// Worlds within which each mutation must be found.
+const MUTATION_RUNS: u64 = 4000;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
@@ -33,14 +38,25 @@ fn number(name: &str, otherwise: u64) -> u64 {
 fn setup(seed: u64, mutation: Mutation) -> Setup {
     // Some mistakes need a rare coincidence: those worlds are made to have it.
     let forced: &[Fault] = match mutation {
-        Mutation::TakesUnproven => &[Fault::Forget, Fault::BadAnswer, Fault::Late],
-        Mutation::TakesOldest => &[Fault::Late, Fault::Crash],
-        Mutation::HastySecondLook => &[Fault::Late, Fault::Stall],
-        Mutation::NoSecondLook => &[Fault::Late, Fault::Slow],
+        Mutation::NoMemoryProof => &[Fault::Forget, Fault::BadAnswer],
+        Mutation::TakesOldest => &[Fault::BadAnswer],
+        Mutation::TakesWhileOpen => &[Fault::Late, Fault::BadAnswer],
+        Mutation::HastySecondLook | Mutation::NoSecondLook => &[Fault::Late],
+        Mutation::NoFence | Mutation::LateFence => &[Fault::Freeze, Fault::Slow],
+        Mutation::NoToken => &[Fault::Freeze, Fault::BadAnswer],
+        Mutation::NoUniqueness => &[Fault::BadAnswer],
+        Mutation::NoForwardOnly => &[Fault::Webhook],
+        Mutation::ErrorIsRefusal => &[Fault::BadAnswer],
+        Mutation::NoClaimSweep => &[Fault::BadAnswer],
+        Mutation::NoWaitingSweep => &[Fault::LoseMessage],
+        Mutation::NoSubmittedSweep => &[Fault::Webhook],
+        Mutation::NoDeadline => &[Fault::Slow, Fault::Freeze],
         _ => &[],
     };
     let forced = forced.iter().fold(0, |bits, fault| bits | 1 << *fault as u32);
-    Setup { seed, mutation, forced, transactions_max: u64::MAX, faulty_steps_max: u64::MAX, trace: false }
+    // Small worlds are quick, and nearly every mistake shows in them.
+    let transactions_max = if mutation == Mutation::None { u64::MAX } else { 4 };
+    Setup { seed, mutation, shape: mutation, forced, transactions_max, faulty_steps_max: u64::MAX, trace: false }
 }
 
 /// Runs these worlds on every core; the first seed that fails, if any, and what happened in all of them.
@@ -52,14 +68,13 @@ fn explore(seeds: std::ops::Range<u64>, of: impl Fn(u64) -> Setup + Sync) -> (Op
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let fixtures = Fixtures::new();
                 let mut counters = Counters::default();
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds.end || failed.lock().unwrap().as_ref().is_some_and(|(first, _)| *first < seed) {
                         break;
                     }
-                    let ended = scheduler::run(&of(seed), &fixtures);
+                    let ended = scheduler::run(&of(seed));
                     counters.add(&ended.counters);
                     if let Some(violation) = ended.violation {
                         let mut failed = failed.lock().unwrap();
@@ -75,42 +90,40 @@ fn explore(seeds: std::ops::Range<u64>, of: impl Fn(u64) -> Setup + Sync) -> (Op
     (failed.into_inner().unwrap(), total.into_inner().unwrap())
 }
 
-/// What kind of violation it is, without names and numbers.
+/// The kind of a violation, without names and numbers.
 fn kind(violation: &str) -> String {
     violation.chars().filter(|letter| !letter.is_ascii_digit()).collect()
 }
 
-/// The smallest world found that fails in the same way: fewer transactions, then fewer faults, then fewer steps.
-fn smallest(seed: u64, violation: &str, mutation: Mutation) -> (Setup, Ended) {
-    let fixtures = Fixtures::new();
+/// The smallest world found that fails in the same way: fewer transactions, then fewer steps.
+fn smallest(seed: u64, violation: &str, of: impl Fn(u64) -> Setup) -> (Setup, Ended) {
+    const TRIES: u64 = 400;
     let wanted = kind(violation);
-    let mut best: Option<(Setup, Ended)> = None;
+    let mut best: Option<(Setup, u64)> = None;
     for transactions_max in 1..=6 {
-        for tried in 0..6000 {
-            let faulty_steps_max = 20 + tried % 180;
-            let seed = if tried == 0 { seed } else { seed.wrapping_add(tried) };
-            let mut setup = Setup { transactions_max, faulty_steps_max, ..setup(seed, mutation) };
-            let ended = scheduler::run(&setup, &fixtures);
+        for tried in 0..TRIES {
+            let faulty_steps_max = 40 + tried % 8 * 40;
+            let small = Setup { transactions_max, faulty_steps_max, ..of(seed.wrapping_add(tried / 8)) };
+            let ended = scheduler::run(&small);
             let same = ended.violation.as_deref().is_some_and(|found| kind(found) == wanted);
-            if same && best.as_ref().is_none_or(|(_, least)| ended.steps < least.steps) {
-                setup.trace = true;
-                best = Some((setup, ended));
+            if same && best.is_none_or(|(_, least)| ended.steps < least) {
+                best = Some((small, ended.steps));
             }
         }
         if best.is_some() {
             break;
         }
     }
-    let found = best.map_or_else(|| setup(seed, mutation), |(setup, _)| setup);
+    let found = best.map_or_else(|| of(seed), |(setup, _)| setup);
     let traced = Setup { trace: true, ..found };
-    let ended = scheduler::run(&traced, &fixtures);
+    let ended = scheduler::run(&traced);
     (traced, ended)
 }
 
-fn tell(seed: u64, violation: &str, mutation: Mutation) -> String {
-    let fixtures = Fixtures::new();
-    let whole = scheduler::run(&Setup { trace: true, ..setup(seed, mutation) }, &fixtures);
-    let (small, ended) = smallest(seed, violation, mutation);
+fn describe(seed: u64, violation: &str, of: impl Fn(u64) -> Setup) -> String {
+    let mutation = of(seed).mutation;
+    let whole = scheduler::run(&Setup { trace: true, ..of(seed) });
+    let (small, ended) = smallest(seed, violation, of);
     format!(
         "SIM_SEED={seed} (mutation {mutation:?}): {violation}\n\n{}\n\nthe smallest world like it, {small:?}:\n\n{}\n",
         whole.trace.join("\n"),
@@ -122,59 +135,58 @@ fn tell(seed: u64, violation: &str, mutation: Mutation) -> String {
 fn nothing_is_lost_and_nothing_happens_twice() {
     let (first, runs) = (number("SIM_SEED", 0), number("SIM_RUNS", RUNS));
     let started = Instant::now();
-    let (failed, counters) = explore(first..first + runs, |seed| setup(seed, Mutation::None));
+    // With `SIM_MUTATION`, the worlds in which that mutation is looked for, without the mutation.
+    let named = std::env::var("SIM_MUTATION").ok();
+    let like = Mutation::ALL.into_iter().find(|mutation| named.as_ref() == Some(&format!("{mutation:?}")));
+    let of = |seed| Setup { mutation: Mutation::None, ..setup(seed, like.unwrap_or(Mutation::None)) };
+    let (failed, counters) = explore(first..first + runs, of);
     let took = started.elapsed();
-    println!("{:.0} worlds a second, {counters:#?}", counters.worlds as f64 / took.as_secs_f64());
+    println!("{:.0} worlds per second, {counters:#?}", counters.worlds as f64 / took.as_secs_f64());
     if let Some((seed, violation)) = failed {
-        panic!("{}", tell(seed, &violation, Mutation::None));
+        panic!("{}", describe(seed, &violation, of));
     }
 }
 
 #[test]
 fn the_same_seed_is_the_same_world() {
-    let fixtures = Fixtures::new();
-    for seed in 0..50 {
+    for seed in 0..20 {
         let traced = Setup { trace: true, ..setup(seed, Mutation::None) };
-        let (once, twice) = (scheduler::run(&traced, &fixtures), scheduler::run(&traced, &fixtures));
+        let (once, twice) = (scheduler::run(&traced), scheduler::run(&traced));
         assert_eq!(once.trace, twice.trace);
-        let untraced = scheduler::run(&setup(seed, Mutation::None), &fixtures);
-        assert_eq!(once.steps, untraced.steps, "looking changes nothing");
+        let untraced = scheduler::run(&setup(seed, Mutation::None));
+        assert_eq!(once.steps, untraced.steps, "tracing changes nothing");
     }
 }
 
 #[test]
 fn every_mutation_is_found() {
-    const WITHIN: u64 = 100_000;
-    let told = std::env::var("SIM_MUTATION").ok();
+    let wanted = std::env::var("SIM_MUTATION").ok();
     let mut missed = Vec::new();
-    for mutation in [
-        Mutation::NoClaim,
-        Mutation::NoFence,
-        Mutation::NoSecondLook,
-        Mutation::NoMemoryProof,
-        Mutation::NoUniqueness,
-        Mutation::NoCompareAndSwap,
-        Mutation::NoForwardOnly,
-        Mutation::ErrorIsRefusal,
-        Mutation::HastySecondLook,
-        Mutation::TakesWhileOpen,
-        Mutation::TakesUnproven,
-        Mutation::TakesOldest,
-        Mutation::NoToken,
-        Mutation::NoClaimSweep,
-        Mutation::NoWaitingSweep,
-        Mutation::NoSubmittedSweep,
-    ] {
-        let (failed, _) = explore(0..WITHIN, |seed| setup(seed, mutation));
+    for mutation in Mutation::ALL {
+        if wanted.as_ref().is_some_and(|wanted| *wanted != format!("{mutation:?}")) {
+            continue;
+        }
+        if mutation.of_pure_code().is_some() && !cfg!(feature = "mutations") {
+            println!("{mutation:?} needs the feature `mutations`");
+            continue;
+        }
+        let started = Instant::now();
+        let (failed, counters) = explore(0..MUTATION_RUNS, |seed| setup(seed, mutation));
         match failed {
             Some((seed, violation)) => {
-                println!("{mutation:?} found after {} worlds: {violation}", seed + 1);
-                if told.as_deref() == Some(format!("{mutation:?}").as_str()) {
-                    println!("{}", tell(seed, &violation, mutation));
+                let without = scheduler::run(&Setup { mutation: Mutation::None, ..setup(seed, mutation) });
+                assert_eq!(without.violation, None, "the world of seed {seed} for {mutation:?} fails without it");
+                println!(
+                    "{mutation:?} found with seed {seed} after {} worlds, {:.1} s: {violation}",
+                    counters.worlds,
+                    started.elapsed().as_secs_f64()
+                );
+                if wanted.is_some() {
+                    println!("{}", describe(seed, &violation, |seed| setup(seed, mutation)));
                 }
             }
             None => missed.push(mutation),
         }
     }
-    assert!(missed.is_empty(), "not found within {WITHIN} worlds each: {missed:?}");
+    assert!(missed.is_empty(), "not found within {MUTATION_RUNS} worlds each: {missed:?}");
 }

@@ -1,24 +1,49 @@
-//! Who goes on next: one step of one task at a time, chosen at random among all that could; faults in between; then a
-//! calm in which everything must come to rest.
+//! Decides what happens next: one poll of one task at a time, chosen at random among all that are ready; faults in
+//! between; then a calm in which everything must come to rest.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::task::{Context, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 
-use baton::relay::state::transaction::{ConsumerId, FailedBy, Status};
+use baton::config::RelayMode;
+use baton::dead_letters::{self, Selection};
+use baton::relay::accept::intake::Request;
+use baton::relay::observe::webhook::receive_report;
+use baton::relay::reconcile::dead_letters::RelayDeadLetters;
+use baton::relay::reconcile::sweeps::Sweep;
+use baton::relay::relayer::wire::{self, Webhook};
+use baton::relay::state::transaction::{
+    Binding, ConsumerId, FailedBy, Progress, Refused, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
+};
 use baton::relay::store::Due;
+use baton::relay::update::guarded_store::Updated;
+use baton::timestamp::Timestamp;
+use futures::future::BoxFuture;
+use pipeline::{Handler, Outcome};
+use uuid::Uuid;
 
-use super::lane::{Lane, SWEEPS, is_due};
+use super::network::{Node, url};
+use super::process::{ApiProcess, ConsumerProcess};
+use super::queue::Delivery;
+use super::store::is_due;
 use super::world::{
-    CONTENTS, Counters, Fault, Fixtures, Job, Mutation, Outcome, Owner, Receipt, Setup, Sim, Spawn, Work, World, note,
+    CONTENTS, Counters, Effect, Fault, HISTORY, Mutation, Process, SIGNERS, Setup, Sim, TIMINGS, Truth, World,
+    direct_request, forward, note, signer,
 };
 
 /// Steps after which a world that has not come to rest never will.
-const CALM_STEPS_MAX: u64 = 6000;
+const CALM_STEPS_MAX: u64 = 12_000;
 /// Messages that one process handles at once.
 const CONCURRENCY: u32 = 3;
+/// In the calm, unknown outcomes that have not changed for this long will not.
+const SETTLED_AFTER: i64 = 400_000;
+/// In the calm, rows that have not changed for this long are lost.
+const LOST_AFTER: i64 = 2_500_000;
 
-/// What became of a world.
+/// The sweeps of a process, in the order of [`Process::sweeping`].
+const SWEEPS: [Sweep; 5] = [Sweep::Heartbeat, Sweep::Claims, Sweep::Submitted, Sweep::Waiting, Sweep::DeadLetters];
+
+/// The end of a world.
 pub struct Ended {
     pub violation: Option<String>,
     pub steps: u64,
@@ -26,19 +51,58 @@ pub struct Ended {
     pub trace: Vec<String>,
 }
 
+/// Who runs a task; its tasks die with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Process(usize),
+    Api,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Job {
+    Handle,
+    Sweep(usize),
+    Health,
+    Webhook,
+    Post,
+    Read,
+    Operate,
+}
+
+/// Set when a task can continue.
+struct Ready(AtomicBool);
+
+impl Wake for Ready {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 struct Task {
-    id: u32,
+    ready: Arc<Ready>,
+    waker: Waker,
     owner: Owner,
     job: Job,
-    wake: i64,
-    work: Work,
+    /// Of [`Job::Handle`].
+    delivery: Option<(Delivery, Option<usize>)>,
+    work: BoxFuture<'static, ()>,
+}
+
+/// What a client posts.
+#[derive(Debug, Clone, Copy)]
+enum Post {
+    Direct(usize),
+    /// Signer, and seconds until the deadline.
+    Gasless(usize, i64),
 }
 
 struct Scheduler {
     sim: Sim,
+    api: ApiProcess,
+    consumers: Vec<ConsumerProcess>,
     tasks: Vec<Task>,
-    /// What clients will still post.
-    posts: Vec<usize>,
+    /// What clients will still post, each not before its time.
+    posts: Vec<(i64, Post)>,
     choices: Vec<Choice>,
     steps: u64,
 }
@@ -47,30 +111,26 @@ struct Scheduler {
 enum Choice {
     Receive(usize),
     Sweep(usize, usize),
+    Health(usize),
     Post,
 }
 
 /// Runs one world to its end.
-pub fn run(setup: &Setup, fixtures: &Rc<Fixtures>) -> Ended {
-    let mut world = World::new(setup, fixtures);
-    // Most worlds are small: nearly every mistake needs few transactions, and small worlds are quick.
-    let small = !world.rng.one_in(3);
-    let transactions = if small { 1 + world.rng.below(3) } else { 3 + world.rng.below(4) };
-    let transactions = transactions.min(setup.transactions_max);
-    // Few contents among many transactions, so that equal ones meet.
-    let (first, contents) = (world.rng.below(CONTENTS as u64), 1 + world.rng.below(CONTENTS as u64));
-    let content = |world: &mut World| ((first + world.rng.below(contents)) % CONTENTS as u64) as usize;
-    let posts = (0..transactions).map(|_| content(&mut world)).collect();
-    let faulty_steps = if small { 15 + world.rng.below(80) } else { 60 + world.rng.below(150) };
-    let faulty_steps = faulty_steps.min(setup.faulty_steps_max);
-    if world.trace.is_some() {
-        let line = format!("faults {:#x}, {:?}, consumers {}", world.faults, world.mode, world.processes.len());
-        world.write_down(line);
-    }
-    let sim = Sim(Rc::new(RefCell::new(world)));
-    let mut scheduler = Scheduler { sim, tasks: Vec::new(), posts, choices: Vec::new(), steps: 0 };
+pub fn run(setup: &Setup) -> Ended {
+    #[cfg(feature = "mutations")]
+    baton::mutations::set(setup.mutation.of_pure_code());
+    let mut world = World::new(setup);
+    let (posts, faulty_steps) = plan(&mut world, setup);
+    build(&mut world, setup.shape);
+    let consumers = world.processes.len();
+    note!(world, "faults {:#x}, {:?}, {consumers} consumers, pre-flight {}", world.faults, world.mode, world.preflight);
+    let sim = Sim(Arc::new(Mutex::new(world)));
+    let ids: Vec<ConsumerId> = sim.w().processes.iter().map(|process| process.id.clone()).collect();
+    let consumers = ids.iter().map(|id| ConsumerProcess::start(&sim, id)).collect();
+    let api = ApiProcess::start(&sim);
+    let mut scheduler = Scheduler { sim, api, consumers, tasks: Vec::new(), posts, choices: Vec::new(), steps: 0 };
     while scheduler.steps < faulty_steps && scheduler.sim.w().violation.is_none() {
-        let faulty = scheduler.sim.w().rng.one_in(16);
+        let faulty = scheduler.sim.w().rng.one_in(24);
         if faulty {
             scheduler.fault();
         }
@@ -85,6 +145,8 @@ pub fn run(setup: &Setup, fixtures: &Rc<Fixtures>) -> Ended {
         }
         scheduler.step();
     }
+    // Tasks hold the world; they end before it is looked at.
+    scheduler.tasks.clear();
     let mut world = scheduler.sim.w();
     if world.violation.is_none() {
         world.check_end();
@@ -100,51 +162,193 @@ pub fn run(setup: &Setup, fixtures: &Rc<Fixtures>) -> Ended {
     }
 }
 
+/// What clients post, and for how many steps there are faults.
+fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
+    // Most worlds are small: nearly every mistake needs few transactions, and small worlds are quick.
+    let small = !world.rng.one_in(3);
+    let transactions = if small { 1 + world.rng.below(3) } else { 3 + world.rng.below(4) };
+    let transactions = transactions.min(setup.transactions_max);
+    // Few contents among many transactions, so that equal ones meet.
+    let (first, contents) = match setup.shape {
+        Mutation::TakesWhileOpen | Mutation::TakesUnproven => (world.rng.below(CONTENTS as u64), 1),
+        Mutation::TakesOldest => (CONTENTS as u64 - 2, 2),
+        _ => (world.rng.below(CONTENTS as u64), 1 + world.rng.below(CONTENTS as u64)),
+    };
+    let gasless = match setup.shape {
+        Mutation::NoNonceOrder | Mutation::NoDeadline => true,
+        Mutation::None => world.rng.one_in(3),
+        _ => false,
+    };
+    let post = |world: &mut World| {
+        if gasless && !world.rng.one_in(3) {
+            let seconds = world.rng.pick(&[20, 60, 120]);
+            return Post::Gasless(world.rng.below(SIGNERS as u64) as usize, seconds);
+        }
+        Post::Direct(((first + world.rng.below(contents)) % CONTENTS as u64) as usize)
+    };
+    let late: &[i64] = match setup.shape {
+        Mutation::TakesWhileOpen | Mutation::TakesOldest => &[0],
+        _ => &[0, 0, 0, 1000, 40_000],
+    };
+    let mut posts: Vec<(i64, Post)> =
+        (0..transactions).map(|_| (world.now + world.rng.pick(late), post(world))).collect();
+    if setup.shape == Mutation::TakesUnproven {
+        // One transaction, a relayer that forgets it, and an equal one later.
+        posts = vec![(world.now, Post::Direct(0)), (world.now + 40_000, Post::Direct(0))];
+        world.forget_at = Some(world.now + world.rng.pick(&[5_000, 20_000, 39_000]));
+    }
+    let faulty_steps = match setup.shape {
+        // These need a minute of faults.
+        Mutation::NoSecondLook | Mutation::HastySecondLook | Mutation::TakesUnproven => 300 + world.rng.below(300),
+        _ if small => 40 + world.rng.below(200),
+        _ => 120 + world.rng.below(400),
+    };
+    (posts, faulty_steps.min(setup.faulty_steps_max))
+}
+
+/// Relayers, with a transaction from long ago at most of them, and processes.
+fn build(world: &mut World, shape: Mutation) {
+    let skewed = world.has(Fault::Skew);
+    for index in 0..2 {
+        // With a witness, a relayer that has lost its memory is found out.
+        let history = !world.rng.one_in(3) && shape != Mutation::TakesUnproven;
+        let (faults, now) = (world.faults, world.now);
+        let node = Node::new(index, &mut world.rng, skewed, faults, history, now);
+        if let Some(tx_id) = &node.history {
+            let request = direct_request(HISTORY);
+            let made = Timestamp(now - 1_000_000);
+            let id = TransactionId(Uuid::from_u128((made.0 as u128) << 80 | index as u128));
+            let mut row = Transaction::accepted(id, &request, String::new(), made, &TIMINGS);
+            row.status = if world.mode == RelayMode::Confirm { Status::Success } else { Status::Confirmed };
+            row.check_at = None;
+            let (relayer, tx_id) = (RelayerUrl(url(index)), RelayerTxId(tx_id.clone()));
+            world.owners.push((tx_id.clone(), id));
+            world.bound_ever.push((tx_id.clone(), id));
+            row.binding = Some(Binding {
+                relayer,
+                tx_id,
+                at: made,
+                progress: Progress::Submitted,
+                nonce: Some(0),
+                forgotten_since: None,
+            });
+            world.rows.push(row);
+            world.truth.push(Truth {
+                effect: Effect::of(&request.call),
+                promised: None,
+                seen: (0, 0),
+                panics: 0,
+                gasless: None,
+                excusable: false,
+                history: true,
+            });
+        }
+        world.nodes.push(node);
+    }
+    // Equal transactions meet at one relayer.
+    let one = matches!(shape, Mutation::TakesWhileOpen | Mutation::TakesUnproven | Mutation::TakesOldest);
+    world.nodes[1].down = one;
+    for _ in 0..2 + world.rng.below(2) {
+        let run = world.new_id();
+        world.processes.push(Process {
+            id: ConsumerId(format!("c{run}")),
+            run,
+            alive: true,
+            restart_at: 0,
+            frozen_until: 0,
+            starved: false,
+            handling: 0,
+            sweeping: [false; 5],
+            sweep_after: [0; 5],
+            checking_health: false,
+            health_after: 0,
+        });
+    }
+}
+
 impl Scheduler {
-    /// One step of one task, or something new; if nothing can go on, on to when something can.
+    /// One poll of one task, or something new; if nothing can continue, on to the next time at which something can.
     fn step(&mut self) {
         self.steps += 1;
-        let (new_first, place) = {
+        let (webhooks, new_first, read) = {
             let mut world = self.sim.w();
-            if self.steps.is_multiple_of(8) && !world.rows.is_empty() {
-                let index = pick_place(&mut world, |world| world.rows.len());
-                world.read(index);
+            if world.forget_at.is_some_and(|at| at <= world.now) {
+                world.forget_at = None;
+                world.forget(0);
             }
-            let tasks = self.tasks.len();
-            (world.rng.one_in(5), pick_place(&mut world, |_| tasks))
+            let webhooks = world.move_outside();
+            world.fire_timers();
+            let read = self.steps.is_multiple_of(8) && !world.rows.is_empty();
+            (webhooks, world.rng.one_in(5), read)
         };
-        let done = new_first && self.start_new() || self.go_on(place) || !new_first && self.start_new();
-        if done {
-            self.take_spawned();
-        } else {
+        for body in webhooks {
+            self.receive_webhook(&body);
+        }
+        if read {
+            self.read();
+        }
+        let done = new_first && self.start_new() || self.go_on() || !new_first && self.start_new();
+        if !done {
             self.pass_time();
         }
     }
 
-    /// The first task from that place on that is not waiting for anything.
-    fn go_on(&mut self, place: usize) -> bool {
+    fn go_on(&mut self) -> bool {
         let position = {
-            let world = self.sim.w();
-            let now = world.now;
+            let mut world = self.sim.w();
             let count = self.tasks.len();
-            let mut position = place;
-            loop {
-                if position >= place + count {
-                    return false;
-                }
-                let task = &self.tasks[if position < count { position } else { position - count }];
-                if task.wake <= now && frozen_until(&world, task.owner) <= now {
-                    break;
-                }
-                position += 1;
+            if count == 0 {
+                return false;
             }
-            position % count
+            let place = world.rng.below(count as u64) as usize;
+            let now = world.now;
+            let can = |position: &usize| {
+                let task = &self.tasks[*position];
+                task.ready.0.load(Ordering::Relaxed) && frozen_until(&world, task.owner) <= now
+            };
+            match (place..place + count).map(|position| position % count).find(can) {
+                Some(position) => position,
+                None => return false,
+            }
         };
-        self.poll(position);
+        let task = &mut self.tasks[position];
+        task.ready.0.store(false, Ordering::Relaxed);
+        if task.work.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready() {
+            let task = self.tasks.swap_remove(position);
+            self.finished(task.owner, task.job);
+        }
         true
     }
 
-    /// A message is received, a sweep begins, or a client posts.
+    fn spawn(&mut self, owner: Owner, job: Job, work: impl Future<Output = ()> + Send + 'static) {
+        let ready = Arc::new(Ready(AtomicBool::new(true)));
+        let waker = Waker::from(Arc::clone(&ready));
+        self.tasks.push(Task { ready, waker, owner, job, delivery: None, work: Box::pin(work) });
+    }
+
+    fn finished(&self, owner: Owner, job: Job) {
+        let Owner::Process(index) = owner else { return };
+        let mut world = self.sim.w();
+        let now = world.now;
+        let late = if world.calm { 8000 } else { world.rng.pick(&[0, 0, 500, 6000]) };
+        let process = &mut world.processes[index];
+        match job {
+            Job::Handle => process.handling -= 1,
+            Job::Sweep(kind) => {
+                process.sweeping[kind] = false;
+                // The pause of the sweep, and in the calm a longer one, to save steps.
+                let pause = self.consumers[index].reconciler.pause(SWEEPS[kind]).as_millis() as i64;
+                process.sweep_after[kind] = now + pause + if kind == 0 { 0 } else { late };
+            }
+            Job::Health => {
+                process.checking_health = false;
+                process.health_after = now + 10_000;
+            }
+            Job::Webhook | Job::Post | Job::Read | Job::Operate => {}
+        }
+    }
+
+    /// A message is received, a sweep or a health check begins, or a client posts.
     fn start_new(&mut self) -> bool {
         self.choices.clear();
         let choice = {
@@ -152,23 +356,26 @@ impl Scheduler {
             let now = world.now;
             let message = world.next_message_at().is_some_and(|at| at <= now);
             let due = due_sweeps(&world, now);
-            if message || due != [false; 4] {
-                for (index, process) in world.processes.iter().enumerate() {
-                    if !process.alive || process.frozen_until > now {
-                        continue;
-                    }
-                    if message && process.handling < CONCURRENCY {
-                        self.choices.push(Choice::Receive(index));
-                    }
-                    for (kind, due) in due.iter().enumerate() {
-                        // In the calm one reconciler is enough.
-                        if *due && !process.sweeping[kind] && (index == 0 || !world.calm) {
-                            self.choices.push(Choice::Sweep(index, kind));
-                        }
+            let queued = !world.queue.is_empty();
+            for (index, process) in world.processes.iter().enumerate() {
+                if !process.alive || process.frozen_until > now {
+                    continue;
+                }
+                if message && process.handling < CONCURRENCY {
+                    self.choices.push(Choice::Receive(index));
+                }
+                for (kind, due) in due.iter().enumerate() {
+                    // In the calm one reconciler is enough.
+                    let one = index == 0 || kind == 0 || !world.calm;
+                    if *due && !process.sweeping[kind] && process.sweep_after[kind] <= now && one {
+                        self.choices.push(Choice::Sweep(index, kind));
                     }
                 }
+                if queued && !process.checking_health && process.health_after <= now {
+                    self.choices.push(Choice::Health(index));
+                }
             }
-            if !self.posts.is_empty() {
+            if self.posts.iter().any(|(at, _)| *at <= now) {
                 self.choices.push(Choice::Post);
             }
             if self.choices.is_empty() {
@@ -179,352 +386,442 @@ impl Scheduler {
         match choice {
             Choice::Receive(process) => self.receive(process),
             Choice::Sweep(process, kind) => self.sweep(process, kind),
-            Choice::Post => {
-                let content = self.posts.pop().unwrap_or(0);
-                self.sim.w().accept(content);
+            Choice::Health(process) => {
+                self.sim.w().processes[process].checking_health = true;
+                let pool = Arc::clone(&self.consumers[process].pool);
+                self.spawn(Owner::Process(process), Job::Health, async move { pool.check().await });
             }
+            Choice::Post => self.post(),
         }
         true
     }
 
-    /// To the next moment in which something can happen.
-    fn pass_time(&mut self) {
-        let mut world = self.sim.w();
-        let now = world.now;
-        // Sweeps may be late; in the calm, much later, to save steps.
-        let late = if world.calm { 8000 } else { world.rng.pick(&[0, 0, 500, 6000]) };
-        let mut next = i64::MAX;
-        let mut consider = |at: i64| {
-            if at > now {
-                next = next.min(at);
-            }
-        };
-        for task in &self.tasks {
-            consider(task.wake.max(frozen_until(&world, task.owner)));
-        }
-        for message in &world.queue {
-            consider(message.visible_at);
-        }
-        for process in &world.processes {
-            consider(if process.alive { process.frozen_until } else { process.restart_at });
-        }
-        for row in &world.rows {
-            if let Some(at) = row.check_at {
-                consider(at.0.max(now) + late);
-            }
-        }
-        if next == i64::MAX {
-            next = now + 1000;
-        }
-        world.now = next;
-        for index in 0..world.processes.len() {
-            if !world.processes[index].alive && world.processes[index].restart_at <= next {
-                restart(&mut world, index);
-            }
-        }
-    }
-
-    fn poll(&mut self, position: usize) {
-        let task = &mut self.tasks[position];
-        {
-            let mut world = self.sim.w();
-            world.wake = i64::MAX;
-            world.task = task.id;
-        }
-        let done = task.work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        let mut world = self.sim.w();
-        self.tasks[position].wake = world.wake;
-        while let Some(id) = world.woken.pop() {
-            let now = world.now;
-            if let Some(task) = self.tasks.iter_mut().find(|task| task.id == id) {
-                task.wake = task.wake.min(now);
-            }
-        }
-        drop(world);
-        if done {
-            let task = self.tasks.swap_remove(position);
-            self.finished(task.owner, task.job);
-        }
-    }
-
-    fn finished(&self, owner: Owner, job: Job) {
-        let Owner::Process(index) = owner else { return };
-        let process = &mut self.sim.w().processes[index];
-        match job {
-            Job::Handle(_) => process.handling -= 1,
-            Job::Sweep(kind) => process.sweeping[kind] = false,
-            Job::Webhook | Job::Other => {}
-        }
-    }
-
-    fn take_spawned(&mut self) {
-        let mut world = self.sim.w();
-        while let Some(Spawn { owner, job, work }) = world.spawns.pop() {
-            let id = world.new_id();
-            let wake = world.now;
-            self.tasks.push(Task { id, owner, job, wake, work });
-        }
-    }
-
     fn receive(&mut self, index: usize) {
-        let mut world = self.sim.w();
-        let run = world.processes[index].run;
-        let Some(receipt) = world.receive(run) else { return };
-        let me = world.processes[index].id.clone();
-        note!(world, "{me}: receives m{} about t{} (time {})", receipt.message, receipt.row, receipt.receives);
-        world.processes[index].handling += 1;
-        let lane = Lane { sim: self.sim.clone(), me };
-        world.spawn(Owner::Process(index), Job::Handle(receipt), lane.handle(receipt));
+        let (delivery, message, row) = {
+            let mut world = self.sim.w();
+            let run = world.processes[index].run;
+            let Some((delivery, message)) = world.receive(run) else { return };
+            world.processes[index].handling += 1;
+            let row = world.row_of(&message.body);
+            (delivery, message, row)
+        };
+        let (consumer, sim) = (Arc::clone(&self.consumers[index].consumer), self.sim.clone());
+        self.spawn(Owner::Process(index), Job::Handle, async move {
+            let outcome = consumer.handle(&message).await;
+            sim.turn().await;
+            sim.w().settle(delivery, &outcome);
+        });
+        if let Some(task) = self.tasks.last_mut() {
+            task.delivery = Some((delivery, row));
+        }
     }
 
     fn sweep(&mut self, index: usize, kind: usize) {
-        let mut world = self.sim.w();
-        world.processes[index].sweeping[kind] = true;
-        let me = world.processes[index].id.clone();
-        note!(world, "{me}: sweeps {}", SWEEPS[kind]);
-        let lane = Lane { sim: self.sim.clone(), me };
-        world.spawn(Owner::Process(index), Job::Sweep(kind), lane.sweep(kind));
+        {
+            let mut world = self.sim.w();
+            world.processes[index].sweeping[kind] = true;
+            if kind > 0 {
+                note!(world, "{}: sweeps {}", world.processes[index].id, SWEEPS[kind].name());
+            }
+        }
+        let reconciler = Arc::clone(&self.consumers[index].reconciler);
+        self.spawn(Owner::Process(index), Job::Sweep(kind), async move {
+            // A sweep that the store fails is repeated.
+            drop(reconciler.sweep(SWEEPS[kind]).await);
+        });
+    }
+
+    fn post(&mut self) {
+        let now = self.sim.w().now;
+        let Some(position) = self.posts.iter().position(|(at, _)| *at <= now) else { return };
+        let (_, post) = self.posts.swap_remove(position);
+        let (intake, sim) = (Arc::clone(&self.api.intake), self.sim.clone());
+        self.spawn(Owner::Api, Job::Post, async move {
+            let deadline = intake.deadline();
+            let accepted = match post {
+                Post::Direct(content) => {
+                    let request = direct_request(content);
+                    intake.accept(Request::Direct(&request), "client", None, deadline).await
+                }
+                Post::Gasless(by, seconds) => {
+                    let forward = {
+                        let world = sim.w();
+                        let nonce = world.next_nonce(signer(by)).max(world.executed(by));
+                        Arc::new(forward(by, nonce, world.now / 1000 + seconds))
+                    };
+                    intake.accept(Request::Gasless(&forward), "client", None, deadline).await
+                }
+            };
+            let mut world = sim.w();
+            match accepted {
+                Ok(receipt) => {
+                    let Some(index) = world.index_of(receipt.id) else {
+                        return world.fail("lost: a transaction was accepted with 202 and is not stored".to_owned());
+                    };
+                    note!(world, "client: 202 for t{index}");
+                    world.truth[index].promised = Some(true);
+                }
+                Err(failure) => note!(world, "client: {failure}"),
+            }
+        });
+    }
+
+    fn receive_webhook(&mut self, body: &str) {
+        let parsed = serde_json::from_str(body).unwrap();
+        let Some(Webhook::Transaction(report)) = wire::read_webhook(&parsed) else { return };
+        let guarded = Arc::clone(&self.api.guarded);
+        self.spawn(Owner::Api, Job::Webhook, async move {
+            drop(receive_report(&guarded, &report).await);
+        });
+    }
+
+    /// A client reads a status.
+    fn read(&mut self) {
+        if self.tasks.iter().any(|task| task.job == Job::Read) {
+            return;
+        }
+        let (index, id, replays) = {
+            let mut world = self.sim.w();
+            let count = world.rows.len() as u64;
+            let index = world.rng.below(count) as usize;
+            (index, world.rows[index].id, world.rows[index].replays)
+        };
+        let (lookup, sim) = (Arc::clone(&self.api.lookup), self.sim.clone());
+        self.spawn(Owner::Api, Job::Read, async move {
+            if let Ok(Some(shown)) = lookup.find(id).await {
+                let status = shown["status"].as_str().and_then(Status::parse).unwrap();
+                sim.w().check_read(index, replays, status);
+            }
+        });
+    }
+
+    /// To the next time at which something can happen.
+    fn pass_time(&mut self) {
+        let restarts = {
+            let mut world = self.sim.w();
+            let now = world.now;
+            let mut next = i64::MAX;
+            let mut consider = |at: i64| {
+                if at > now {
+                    next = next.min(at);
+                }
+            };
+            world.next_timer().into_iter().chain(world.next_outside()).for_each(&mut consider);
+            self.posts.iter().for_each(|(at, _)| consider(*at));
+            world.forget_at.into_iter().for_each(&mut consider);
+            for message in world.queue.iter().filter(|message| !world.is_kept(message)) {
+                consider(message.visible_at);
+            }
+            let claimed = |row: &Transaction| row.claim.as_ref().is_some_and(|claim| claim.unknown.is_none());
+            let heartbeats = world.rows.iter().any(claimed);
+            for (index, process) in world.processes.iter().enumerate() {
+                consider(if process.alive { process.frozen_until } else { process.restart_at });
+                if !process.alive || (index > 0 && world.calm) {
+                    continue;
+                }
+                for kind in usize::from(!heartbeats)..SWEEPS.len() {
+                    consider(process.sweep_after[kind]);
+                }
+                if !world.queue.is_empty() {
+                    consider(process.health_after);
+                }
+            }
+            for row in &world.rows {
+                if let Some(at) = row.check_at {
+                    consider(at.0);
+                }
+            }
+            world.now = if next == i64::MAX { now + 1000 } else { next };
+            let now = world.now;
+            let dead = |index: &usize| !world.processes[*index].alive && world.processes[*index].restart_at <= now;
+            (0..world.processes.len()).filter(dead).collect::<Vec<_>>()
+        };
+        for index in restarts {
+            self.restart(index);
+        }
+    }
+
+    fn restart(&mut self, index: usize) {
+        let id = {
+            let mut world = self.sim.w();
+            let run = world.new_id();
+            let process = &mut world.processes[index];
+            process.id = ConsumerId(format!("c{run}"));
+            (process.run, process.alive, process.frozen_until) = (run, true, 0);
+            (process.starved, process.handling, process.sweeping) = (false, 0, [false; 5]);
+            (process.sweep_after, process.checking_health, process.health_after) = ([0; 5], false, 0);
+            note!(world, "c{run}: started");
+            world.processes[index].id.clone()
+        };
+        self.consumers[index] = ConsumerProcess::start(&self.sim, &id);
     }
 
     // ---- faults ----
 
     fn fault(&mut self) {
-        let (fault, target, relayer) = {
+        let (fault, process, node) = {
             let mut world = self.sim.w();
             let mut kind = world.rng.below(u64::from(Fault::COUNT)) as u32;
-            for _ in 0..4 {
-                if world.faults & (1 << kind) == 0 {
+            let favoured = world.forced != 0 && world.rng.one_in(2);
+            for _ in 0..if favoured { 40 } else { 4 } {
+                let wanted = if favoured { world.forced } else { world.faults };
+                if wanted & (1 << kind) == 0 {
                     kind = world.rng.below(u64::from(Fault::COUNT)) as u32;
                 }
             }
             if world.faults & (1 << kind) == 0 {
                 return;
             }
-            let target = pick_place(&mut world, |world| world.processes.len());
-            (kind, target, world.rng.below(2) as usize)
+            let processes = world.processes.len() as u64;
+            (kind, world.rng.below(processes) as usize, world.rng.below(2) as usize)
         };
-        const CRASH: u32 = Fault::Crash as u32;
-        const FREEZE: u32 = Fault::Freeze as u32;
-        const STARVE: u32 = Fault::Starve as u32;
-        const DUPLICATE: u32 = Fault::Duplicate as u32;
-        const LOSE_MESSAGE: u32 = Fault::LoseMessage as u32;
-        const PAUSE: u32 = Fault::Pause as u32;
-        const DOWN: u32 = Fault::Down as u32;
-        const FORGET: u32 = Fault::Forget as u32;
-        const WEBHOOK: u32 = Fault::Webhook as u32;
-        const STORE: u32 = Fault::Store as u32;
-        const PANIC: u32 = Fault::Panic as u32;
-        const OPERATOR: u32 = Fault::Operator as u32;
-        const OUTAGE: u32 = Fault::Outage as u32;
-        const STALL: u32 = Fault::Stall as u32;
-        match fault {
-            STALL => {
-                let mut world = self.sim.w();
-                let until = world.now + world.rng.pick(&[900, 4000, 12_000, 36_000, 41_000, 70_000]);
-                let until = until.max(world.relayers[relayer].stalled_until);
-                note!(world, "r{relayer}: stands still until {until}");
-                world.relayers[relayer].stalled_until = until;
-            }
-            CRASH => self.crash(target),
-            FREEZE => {
-                let mut world = self.sim.w();
-                let span = world.rng.pick(&[900, 4900, 5100, 12_000, 36_000, 41_000, 50_000, 130_000]);
-                freeze(&mut world, target, span);
-            }
-            STARVE => {
-                let mut world = self.sim.w();
-                let now = world.now;
-                let starved = &mut world.processes[target].starved_since;
-                *starved = if starved.is_some() { None } else { Some(now - 11_000) };
-            }
-            DUPLICATE => {
-                let mut world = self.sim.w();
-                if !world.rows.is_empty() {
-                    let index = pick_place(&mut world, |world| world.rows.len());
-                    note!(world, "queue: one more message about t{index}");
-                    world.publish(index, 0);
-                }
-            }
-            LOSE_MESSAGE => {
-                let mut world = self.sim.w();
-                if !world.queue.is_empty() {
-                    let position = pick_place(&mut world, |world| world.queue.len());
-                    let lost = world.queue.swap_remove(position);
-                    note!(world, "queue: loses m{} about t{}", lost.id, lost.row);
-                }
-            }
-            PAUSE => {
-                let relayer = &mut self.sim.w().relayers[relayer];
-                relayer.paused = !relayer.paused;
-            }
-            DOWN => {
-                let relayer = &mut self.sim.w().relayers[relayer];
-                relayer.down = !relayer.down;
-            }
-            FORGET => self.sim.w().forget_all(relayer),
-            WEBHOOK => {
-                if let Some(position) = self.tasks.iter().position(|task| matches!(task.job, Job::Webhook)) {
-                    note!(self.sim.w(), "api: a webhook is cut short");
-                    drop(self.tasks.swap_remove(position));
-                }
-            }
-            STORE => {
-                let mut world = self.sim.w();
-                world.store_away = !world.store_away;
-            }
-            PANIC => self.panic(),
-            OPERATOR => self.operate(),
-            OUTAGE => {
-                let mut world = self.sim.w();
-                let span = if world.rng.one_in(3) { 4_000_000 } else { 700_000 };
-                for index in 0..world.processes.len() {
-                    freeze(&mut world, index, span);
-                }
-            }
-            _ => {}
+        let is = |wanted: Fault| wanted as u32 == fault;
+        if is(Fault::Crash) {
+            return self.crash(process);
         }
-        self.take_spawned();
+        if is(Fault::Webhook) {
+            return self.cut_short();
+        }
+        if is(Fault::Panic) {
+            return self.panic();
+        }
+        if is(Fault::Operator) {
+            return self.operate();
+        }
+        let mut world = self.sim.w();
+        let now = world.now;
+        if is(Fault::Stall) {
+            let until = now + world.rng.pick(&[900, 4000, 12_000, 36_000, 41_000, 70_000]);
+            world.stall(node, until);
+        } else if is(Fault::Freeze) {
+            let span = world.rng.pick(&[900, 4900, 5100, 12_000, 36_000, 41_000, 50_000, 130_000]);
+            freeze(&mut world, process, span);
+        } else if is(Fault::Starve) {
+            world.processes[process].starved = !world.processes[process].starved;
+        } else if is(Fault::Duplicate) {
+            let count = world.queue.len() as u64;
+            if count > 0 {
+                let place = world.rng.below(count) as usize;
+                let body = world.queue[place].body.clone();
+                world.publish(&body, 0);
+            }
+        } else if is(Fault::LoseMessage) {
+            let count = world.queue.len() as u64;
+            if count > 0 {
+                let place = world.rng.below(count) as usize;
+                let lost = world.queue.swap_remove(place);
+                note!(world, "queue: loses m{}", lost.id);
+            }
+        } else if is(Fault::Pause) {
+            let paused = !world.nodes[node].relayer.faults().paused;
+            note!(world, "r{node}: paused {paused}");
+            world.nodes[node].set_paused(now, paused);
+        } else if is(Fault::Down) {
+            world.nodes[node].down = !world.nodes[node].down;
+        } else if is(Fault::Forget) {
+            world.forget(node);
+        } else if is(Fault::Store) {
+            world.store_away = !world.store_away;
+        } else if is(Fault::Queue) {
+            world.queue_away = !world.queue_away;
+        } else if is(Fault::Chain) {
+            world.chain_away = !world.chain_away;
+        } else if is(Fault::Outage) {
+            let span = if world.rng.one_in(3) { 4_000_000 } else { 700_000 };
+            for index in 0..world.processes.len() {
+                freeze(&mut world, index, span);
+            }
+        }
     }
 
-    /// kill -9.
+    /// kill -9 of a consumer, or now and then of the API.
     fn crash(&mut self, index: usize) {
-        let mut world = self.sim.w();
-        if !world.processes[index].alive {
-            return;
+        let api = {
+            let mut world = self.sim.w();
+            let api = world.rng.one_in(4);
+            if api {
+                note!(world, "the API is killed");
+            } else if world.processes[index].alive {
+                note!(world, "{}: killed", world.processes[index].id);
+                let pause = world.rng.pick(&[1, 1000, 20_000]);
+                let now = world.now;
+                let process = &mut world.processes[index];
+                (process.alive, process.frozen_until, process.restart_at) = (false, 0, now + pause);
+            } else {
+                return;
+            }
+            api
+        };
+        let owner = if api { Owner::Api } else { Owner::Process(index) };
+        self.tasks.retain(|task| task.owner != owner);
+        if api {
+            self.api = ApiProcess::start(&self.sim);
         }
-        let now = world.now;
-        let frozen = world.processes[index].frozen_until > now;
-        let process = &mut world.processes[index];
-        (process.alive, process.frozen_until) = (false, 0);
-        let id = process.id.clone();
-        let seen = if frozen { process.frozen_since } else { process.starved_since.unwrap_or(now) };
-        note!(world, "{id}: killed");
-        world.ended.push((id, seen));
-        let pause = world.rng.pick(&[1, 1000, 20_000]);
-        world.processes[index].restart_at = now + pause;
-        drop(world);
-        self.tasks.retain(|task| task.owner != Owner::Process(index));
+    }
+
+    /// A webhook is cut short.
+    fn cut_short(&mut self) {
+        if let Some(position) = self.tasks.iter().position(|task| task.job == Job::Webhook) {
+            drop(self.tasks.swap_remove(position));
+        }
     }
 
     /// A handler panics: the pipeline settles its message.
     fn panic(&mut self) {
-        let handling = |task: &&mut Task| matches!(task.job, Job::Handle(_));
-        let Some(id) = self.tasks.iter_mut().find(handling).map(|task| task.id) else { return };
-        let Some(position) = self.tasks.iter().position(|task| task.id == id) else { return };
+        let Some(position) = self.tasks.iter().position(|task| task.job == Job::Handle) else { return };
         let task = self.tasks.swap_remove(position);
-        let Job::Handle(receipt) = task.job else { return };
-        let Receipt { row, receives, .. } = receipt;
-        let mut world = self.sim.w();
-        note!(world, "a handler of t{row} panics");
-        world.truth[row].panics += 1;
-        let outcome = if receives < 3 { Outcome::Retry(2000) } else { Outcome::Dead };
-        world.settle(receipt, &outcome);
-        drop(world);
-        self.finished(task.owner, task.job);
+        let (owner, delivery) = (task.owner, task.delivery);
+        drop(task);
+        let Some((delivery, row)) = delivery else { return };
+        {
+            let mut world = self.sim.w();
+            note!(world, "a handler panics");
+            if let Some(row) = row {
+                world.truth[row].panics += 1;
+            }
+            let reason = "panicked".to_owned();
+            let outcome = if delivery.receives < 3 {
+                Outcome::Retry { after: std::time::Duration::from_secs(2), reason }
+            } else {
+                Outcome::Dead { reason }
+            };
+            world.settle(delivery, &outcome);
+        }
+        self.finished(owner, Job::Handle);
     }
 
+    /// An operator replays a dead letter, or settles an unknown outcome.
     fn operate(&mut self) {
-        let mut world = self.sim.w();
-        let lane = Lane { sim: self.sim.clone(), me: ConsumerId(String::new()) };
-        let replayable = world.dead.iter().find(|letter| {
-            let row = &world.rows[letter.row];
-            row.status == Status::Failed && row.failed_by == Some(FailedBy::Consumer)
-        });
-        if let Some((id, row)) = replayable.map(|letter| (letter.id, letter.row)) {
-            note!(world, "operator: replays m{id} about t{row}");
-            world.spawn(Owner::Api, Job::Other, lane.operator_replays(id, row));
-        } else if let Some(index) = (0..world.rows.len()).find(|index| world.rows[*index].outcome_unknown()) {
-            world.spawn(Owner::Api, Job::Other, lane.operator_resolves(index));
+        let (replayable, unknown) = {
+            let world = self.sim.w();
+            let replayable = world.dead.iter().position(|dead| {
+                world.row_of(&dead.body).is_some_and(|index| {
+                    let row = &world.rows[index];
+                    row.status == Status::Failed && row.failed_by == Some(FailedBy::Consumer)
+                })
+            });
+            (replayable, world.rows.iter().position(Transaction::outcome_unknown))
+        };
+        let guarded = Arc::clone(&self.api.guarded);
+        if let Some(place) = replayable {
+            self.spawn(Owner::Api, Job::Operate, async move {
+                let lane = RelayDeadLetters { guarded };
+                let Ok(entries) = dead_letters::select(&lane, &Selection::default()).await else { return };
+                if let Some(entry) = entries.get(place) {
+                    drop(dead_letters::replay(&lane, std::slice::from_ref(entry)).await);
+                }
+            });
+        } else if let Some(index) = unknown {
+            let (resend, version, id) = self.sim.w().operator_decides(index);
+            self.spawn(Owner::Api, Job::Operate, async move {
+                let now = guarded.clock.now();
+                let decide = |row: &Transaction| match (row.version == version, resend) {
+                    (false, _) => Err(Refused::NotPossible("it has moved meanwhile")),
+                    (true, true) => row.resolve_resend(now, &guarded.timings),
+                    (true, false) => row.resolve_fail(now),
+                };
+                if let Ok(Updated::Moved(row)) = guarded.update(id, decide).await
+                    && resend
+                {
+                    guarded.publish_again(&row, std::time::Duration::ZERO).await;
+                }
+            });
         }
     }
 
     // ---- the calm ----
 
     fn calm_down(&mut self) {
-        let mut world = self.sim.w();
-        note!(world, "no more faults");
-        world.calm = true;
-        world.store_away = false;
-        for relayer in &mut world.relayers {
-            (relayer.paused, relayer.down) = (false, false);
-        }
-        let now = world.now;
-        for index in 0..world.processes.len() {
-            if world.processes[index].alive {
-                let process = &mut world.processes[index];
-                (process.frozen_until, process.starved_since) = (now, None);
-            } else {
-                restart(&mut world, index);
+        let dead = {
+            let mut world = self.sim.w();
+            note!(world, "no more faults");
+            let now = world.now;
+            world.calm = true;
+            (world.store_away, world.queue_away, world.chain_away) = (false, false, false);
+            world.learned_at = now;
+            for node in &mut world.nodes {
+                node.calm_down(now);
             }
-        }
-        for truth in &mut world.truth {
-            truth.stuck = None;
+            for process in &mut world.processes {
+                (process.frozen_until, process.starved) = (0, false);
+            }
+            (0..world.processes.len()).filter(|index| !world.processes[*index].alive).collect::<Vec<_>>()
+        };
+        for index in dead {
+            self.restart(index);
         }
     }
 
-    /// Nothing is under way, and every row is final, or was looked at since anything was learned.
+    /// Nothing is under way, and every row is final, or of unknown outcome and unchanged for long.
     fn is_at_rest(&self) -> bool {
-        if !self.tasks.is_empty() || !self.posts.is_empty() {
+        let mut world = self.sim.w();
+        let unchanged = world.now - world.learned_at;
+        if unchanged > LOST_AFTER {
+            world.fail("lost: a row is not final, and nothing changes".to_owned());
+            return true;
+        }
+        if self.tasks.iter().any(|task| task.job != Job::Health) || !self.posts.is_empty() || !world.queue.is_empty() {
             return false;
         }
-        let world = self.sim.w();
-        if !world.queue.is_empty() || due_sweeps(&world, world.now)[3] {
+        if world.next_outside().is_some() || due_sweeps(&world, world.now)[4] {
             return false;
         }
-        let rests = |(index, truth): (usize, &super::world::Truth)| {
-            let row = &world.rows[index];
-            row.status.is_final() || truth.stuck == Some(world.changes) && row.outcome_unknown()
-        };
-        world.truth.iter().enumerate().all(rests)
+        let rests = |row: &Transaction| row.status.is_final() || unchanged > SETTLED_AFTER && row.outcome_unknown();
+        world.rows.iter().all(rests)
+    }
+}
+
+impl World {
+    /// What an operator who has looked would do: send it again only if no relayer has it or may yet have it, and no equal
+    /// transaction looks for a record.
+    fn operator_decides(&mut self, index: usize) -> (bool, u64, TransactionId) {
+        let row = &self.rows[index];
+        let effect = &self.truth[index].effect;
+        let owner = |id: &str| self.bound_ever.iter().find(|(tx_id, _)| tx_id.0 == id).map(|(_, owner)| *owner);
+        let stored = self.nodes.iter().flat_map(|node| node.records_of(effect)).any(|record| {
+            owner(&record.id).is_none_or(|owner| owner == row.id)
+                && !(record.never_signed() && owner(&record.id).is_some())
+        });
+        let coming = !self.packets.is_empty() || self.nodes.iter().any(|node| node.relayer.next_due_ms().is_some());
+        let alone = (0..self.rows.len())
+            .all(|other| other == index || self.truth[other].effect != *effect || self.rows[other].claim.is_none());
+        let decided = (!stored && !coming && alone, row.version, row.id);
+        note!(self, "operator: t{index} is to be {}", if decided.0 { "sent again" } else { "given up" });
+        decided
     }
 }
 
 fn frozen_until(world: &World, owner: Owner) -> i64 {
     match owner {
         Owner::Process(index) => world.processes[index].frozen_until,
-        Owner::Api | Owner::Outside => 0,
+        Owner::Api => 0,
     }
 }
 
 /// Stops a process for a while; it does not notice.
 fn freeze(world: &mut World, index: usize, span: i64) {
-    if !world.processes[index].alive {
-        return;
+    if world.processes[index].alive {
+        note!(world, "{}: stands still for {span} ms", world.processes[index].id);
+        let until = world.now + span;
+        let process = &mut world.processes[index];
+        process.frozen_until = process.frozen_until.max(until);
     }
-    note!(world, "{}: stands still for {span} ms", world.processes[index].id);
-    let now = world.now;
-    let process = &mut world.processes[index];
-    if process.frozen_until <= now {
-        process.frozen_since = now;
-    }
-    process.frozen_until = process.frozen_until.max(now + span);
-}
-
-fn restart(world: &mut World, index: usize) {
-    let run = world.new_id();
-    let process = &mut world.processes[index];
-    process.id = ConsumerId(format!("c{run}"));
-    (process.run, process.alive, process.frozen_until) = (run, true, 0);
-    (process.starved_since, process.handling, process.sweeping) = (None, 0, [false; 4]);
-    note!(world, "c{run}: started");
 }
 
 /// Which sweeps would find something.
-fn due_sweeps(world: &World, now: i64) -> [bool; 4] {
-    let now = baton::timestamp::Timestamp(now);
-    let mut due = [false; 4];
+fn due_sweeps(world: &World, now: i64) -> [bool; 5] {
+    let at = Timestamp(now);
+    let mut due = [true, false, false, false, false];
     for row in &world.rows {
-        if row.check_at.is_some_and(|at| at <= now) {
-            due[0] |= is_due(row, Due::Claimed, now) && world.mutation != Mutation::NoClaimSweep;
-            due[1] |= is_due(row, Due::Bound, now) && world.mutation != Mutation::NoSubmittedSweep;
-            due[2] |= is_due(row, Due::Waiting, now) && world.mutation != Mutation::NoWaitingSweep;
+        if row.check_at.is_some_and(|check_at| check_at <= at) {
+            due[1] |= is_due(row, Due::Claimed, at) && world.mutation != Mutation::NoClaimSweep;
+            due[2] |= is_due(row, Due::Bound, at) && world.mutation != Mutation::NoSubmittedSweep;
+            due[3] |= is_due(row, Due::Waiting, at) && world.mutation != Mutation::NoWaitingSweep;
         }
     }
-    due[3] = world.dead.iter().any(|letter| world.rows[letter.row].status != Status::Failed);
+    due[4] = world
+        .dead
+        .iter()
+        .any(|dead| world.row_of(&dead.body).is_some_and(|index| world.rows[index].status != Status::Failed));
     due
-}
-
-fn pick_place(world: &mut World, count: impl Fn(&World) -> usize) -> usize {
-    let count = count(world) as u64;
-    world.rng.below(count) as usize
 }

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use crate::mutations::Mutation;
 use crate::relay::request::call::Call;
 use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{Claim, RelayerTxId, Transaction, UnknownOutcome};
@@ -99,12 +100,15 @@ impl RelayerListing {
         }
         let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free, memory) };
         let absence = self.judge_absence(case, since, &ours, memory);
-        if absence != Finding::Absent || !case.over {
+        let unproven = matches!(absence, Finding::Unproven(_)) && self.read_at >= case.unknown.open_until;
+        let over = case.over || Mutation::TakesWhileOpen.is_on();
+        if (absence != Finding::Absent || !over) && !(unproven && Mutation::TakesUnproven.is_on()) {
             return absence;
         }
         // A call without a gas limit also matches records of calls with one, but not the other way round. Leave such
         // records to the stricter calls while another one is available.
-        let spare = |record: &&&Report| matching(record) && !rivals.need(record, case.call);
+        let spare =
+            |record: &&&Report| matching(record) && (!rivals.need(record, case.call) || Mutation::TakesOldest.is_on());
         Finding::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
     }
 

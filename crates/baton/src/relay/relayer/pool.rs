@@ -131,13 +131,11 @@ impl Pool {
     /// Checks the health of every relayer at each interval until shutdown.
     pub async fn watch(&self, shutdown: CancellationToken) {
         loop {
-            let asked = futures::future::join_all((0..self.clients.len()).map(|index| self.ask(index)));
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                _ = asked => {}
+                () = self.check() => {}
             }
-            self.router().age(self.clock.instant());
             self.measure();
             tokio::select! {
                 biased;
@@ -145,6 +143,12 @@ impl Pool {
                 () = self.clock.sleep(self.interval) => {}
             }
         }
+    }
+
+    /// Checks the health of every relayer once.
+    pub async fn check(&self) {
+        futures::future::join_all((0..self.clients.len()).map(|index| self.ask(index))).await;
+        self.router().age(self.clock.instant());
     }
 
     async fn ask(&self, index: usize) {

@@ -1,0 +1,44 @@
+//! Deliberate mistakes in rules of pure code, one at a time, so that the simulation can prove that it finds them.
+//!
+//! They exist only with the cargo feature `mutations`, which no build for production has; without it
+//! [`Mutation::is_on`] is constant.
+
+/// One deliberate mistake.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Binds the record of an equal transaction although the own one may still arrive.
+    TakesWhileOpen,
+    /// Binds the record of an equal transaction although the own one may exist and be forgotten.
+    TakesUnproven,
+    /// Binds the record that another equal transaction needs, although a second one is left.
+    TakesOldest,
+    /// Lets a consumer act on a claim that it has lost.
+    NoToken,
+}
+
+#[cfg(feature = "mutations")]
+thread_local! {
+    static ACTIVE: std::cell::Cell<Option<Mutation>> = const { std::cell::Cell::new(None) };
+}
+
+impl Mutation {
+    /// Whether this thread makes the mistake.
+    #[cfg(feature = "mutations")]
+    pub(crate) fn is_on(self) -> bool {
+        ACTIVE.get() == Some(self)
+    }
+
+    /// Never: this build cannot make mistakes on purpose.
+    #[cfg(not(feature = "mutations"))]
+    pub(crate) const fn is_on(self) -> bool {
+        false
+    }
+}
+
+/// Makes this thread commit the mistake from now on; `None` ends it.
+#[cfg(feature = "mutations")]
+#[doc(hidden)]
+pub fn set(mutation: Option<Mutation>) {
+    ACTIVE.set(mutation);
+}

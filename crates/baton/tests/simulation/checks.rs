@@ -1,0 +1,244 @@
+//! What must hold: at every save, at every write to the network, at every record that a relayer stores, at every read,
+//! and once everything has come to rest.
+
+use baton::relay::state::transaction::{ConsumerId, FailedBy, Status, Transaction};
+use baton::timestamp::Timestamp;
+use relayer_sim::Status as RecordStatus;
+
+use super::world::{CLOCK_SKEW, Effect, Mutation, RETENTION, TIMINGS, World, relayer_index};
+
+impl World {
+    /// A save, before it is made. `by` is the consumer that saves; none: the API or an operator.
+    pub fn check_save(
+        &mut self,
+        index: usize,
+        before: &Transaction,
+        next: &Transaction,
+        by: Option<&ConsumerId>,
+        resolved: bool,
+    ) {
+        if let (Some(claim), Some(by)) = (&before.claim, by)
+            && next.claim.is_none()
+            && claim.consumer != *by
+        {
+            self.fail(format!("t{index}: {by} ended the claim of {}", claim.consumer));
+        }
+        if before.claim.is_some() && next.claim.is_none() && by.is_none() && !resolved && next.status != Status::Failed
+        {
+            self.fail(format!("t{index}: the API ended a claim"));
+        }
+        let (was, is) = ((before.replays, before.status.rank()), (next.replays, next.status.rank()));
+        if is < was || (was == is && before.status.is_final() && before.status != next.status) {
+            self.fail(format!("t{index}: went back from {} to {}", before.status, next.status));
+        }
+        if next.failed_by == Some(FailedBy::Consumer) && before.failed_by.is_none() && self.is_excusable(index, next) {
+            self.truth[index].excusable = true;
+        }
+        if let Some(binding) = &next.binding {
+            let known = self.bound_ever.iter().find(|(tx_id, _)| *tx_id == binding.tx_id).map(|(_, owner)| *owner);
+            match known {
+                None => self.bound_ever.push((binding.tx_id.clone(), next.id)),
+                Some(owner) if owner != next.id => {
+                    self.fail(format!("{} is bound to t{index} and another row", binding.tx_id));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// A submission leaves our process.
+    pub fn check_written(&mut self, node: usize, effect: &Effect, fence: Option<i64>) {
+        let now = self.now;
+        if fence.is_none_or(|fence| now >= fence) {
+            self.fail(format!("r{node}: a submission is written after its send fence"));
+        }
+        let gasless = self.truth.iter().find(|truth| truth.effect == *effect).and_then(|truth| truth.gasless);
+        let Some((signer, nonce, deadline)) = gasless else { return };
+        // The deadline is checked before the claim; the fence bounds the time from there.
+        if now > (deadline + 1) * 1000 + TIMINGS.send_window.as_millis() as i64 {
+            self.fail(format!("r{node}: a submission is written {} ms after its deadline", now - deadline * 1000));
+        }
+        let Some(before) = nonce.checked_sub(1) else { return };
+        let is_before =
+            |truth: &&super::world::Truth| truth.gasless.is_some_and(|(by, taken, _)| (by, taken) == (signer, before));
+        let in_order = self.truth.iter().filter(is_before).any(|truth| {
+            self.nodes.iter().enumerate().any(|(place, known)| {
+                known.records_of(&truth.effect).any(|record| {
+                    let executed = record.status == RecordStatus::Confirmed;
+                    executed || (place == node && record.nonce.is_some())
+                })
+            })
+        });
+        if !in_order {
+            self.fail(format!("r{node}: nonce {nonce} of signer {signer} is submitted before nonce {before}"));
+        }
+    }
+
+    /// The effects that have taken place or may still do so, against the transactions accepted.
+    pub fn check_effects(&mut self, effect: &Effect) {
+        if self.excused.contains(effect) {
+            return;
+        }
+        let stored: usize = self.nodes.iter().map(|node| node.effects(effect).count()).sum();
+        let wanted = |index: &usize| {
+            let refused = self.rows[*index].failed_by == Some(FailedBy::Intake);
+            self.truth[*index].effect == *effect && !refused && !self.truth[*index].history
+        };
+        let accepted = (0..self.rows.len()).filter(wanted).count();
+        if stored > accepted {
+            self.fail(format!("double: {stored} submissions stored for {accepted} accepted transactions"));
+        }
+    }
+
+    /// A reader has seen a status. `replays` is the row's count when the reader began.
+    pub fn check_read(&mut self, index: usize, replays: u32, status: Status) {
+        let truth = &mut self.truth[index];
+        let sees = (replays, status.rank());
+        let (before, rank) = truth.seen;
+        if replays == before && self.rows[index].replays == replays && status.rank() < rank {
+            self.fail(format!("a reader saw t{index} go back: rank {rank}, then {}", status.rank()));
+        } else {
+            truth.seen = truth.seen.max(sees);
+        }
+    }
+
+    pub fn is_within_retention(&self, at: Timestamp) -> bool {
+        Timestamp(self.now).since(at) + CLOCK_SKEW < RETENTION
+    }
+
+    /// Whether nothing can be learned about a row of unknown outcome, given what really happened.
+    fn is_rightly_unknown(&mut self, index: usize) -> Result<(), String> {
+        let row = self.rows[index].clone();
+        let now = self.now;
+        if !row.outcome_unknown() {
+            return Err(format!("t{index} is {} and nothing works on it", row.status));
+        }
+        if let Some(binding) = &row.binding {
+            let node = &self.nodes[relayer_index(&binding.relayer)];
+            if node.relayer.record(now, &binding.tx_id.0).is_none() {
+                return Ok(());
+            }
+            return Err(format!("t{index} counts as forgotten, and its relayer knows it"));
+        }
+        let Some(claim) = &row.claim else { return Err(format!("t{index} is of unknown outcome without a claim")) };
+        let node = &self.nodes[relayer_index(&claim.relayer)];
+        let free_no_op = node
+            .relayer
+            .records()
+            .any(|record| record.is_no_op() && !self.bound_ever.iter().any(|(tx_id, _)| tx_id.0 == record.id));
+        if node.epoch > 0 || free_no_op || !self.is_within_retention(claim.at) {
+            return Ok(());
+        }
+        let witness = self.bound_before(&claim.relayer, claim.at).and_then(|witness| witness.binding.clone());
+        let silent = claim.unknown.as_ref().is_some_and(|unknown| unknown.kind.is_silence());
+        match witness.filter(|binding| self.is_within_retention(binding.at)) {
+            None if silent => {
+                self.counters.untestable += 1;
+                return Ok(());
+            }
+            // Bound long after the relayer was done with it: its retention is over before ours.
+            Some(binding) if node.relayer.record(now, &binding.tx_id.0).is_none() => {
+                self.counters.witness_expired += 1;
+                return Ok(());
+            }
+            _ => {}
+        }
+        Err(format!("t{index} stays of unknown outcome, and its relayer remembers everything"))
+    }
+
+    /// What must hold once everything has come to rest.
+    pub fn check_end(&mut self) {
+        for index in 0..self.rows.len() {
+            let row = self.rows[index].clone();
+            if self.truth[index].promised == Some(true) && row.failed_by == Some(FailedBy::Intake) {
+                self.fail(format!("t{index} was accepted with 202 and then taken back"));
+            }
+            if !row.status.is_final() {
+                self.counters.left_unknown += 1;
+                if let Err(why) = self.is_rightly_unknown(index) {
+                    self.fail(format!("lost: {why}"));
+                }
+                continue;
+            }
+            if !self.truth[index].history {
+                self.check_final(index, &row);
+            }
+        }
+        let effects: Vec<Effect> = self.truth.iter().map(|truth| truth.effect.clone()).collect();
+        for effect in &effects {
+            self.check_effects(effect);
+            let bound = |id: &str| self.bound_ever.iter().any(|(tx_id, _)| tx_id.0 == id);
+            let stored = self.nodes.iter().flat_map(|node| node.effects(effect));
+            let orphans = stored.filter(|id| !bound(id)).count();
+            let may_own = |index: &usize| {
+                let row = &self.rows[*index];
+                self.truth[*index].effect == *effect
+                    && (!row.status.is_final() && row.claim.is_some() || row.failed_by == Some(FailedBy::Operator))
+            };
+            let owners = (0..self.rows.len()).filter(may_own).count();
+            if orphans > owners && !self.excused.contains(effect) {
+                self.fail(format!("double: {orphans} submissions belong to no row, {owners} rows may own them"));
+            }
+        }
+    }
+
+    fn check_final(&mut self, index: usize, row: &Transaction) {
+        let record =
+            row.binding.as_ref().and_then(|binding| self.nodes[relayer_index(&binding.relayer)].find(&binding.tx_id.0));
+        let executed = record.map(|record| record.status == RecordStatus::Confirmed && !record.is_no_op());
+        match (row.status, row.failed_by) {
+            (Status::Confirmed | Status::Success, _) => {
+                self.counters.confirmed += 1;
+                if executed != Some(true) {
+                    self.fail(format!("t{index} is {}, and its relayer did not do it", row.status));
+                }
+            }
+            (_, Some(FailedBy::Relayer)) => {
+                self.counters.failed += 1;
+                if executed != Some(false) {
+                    self.fail(format!("t{index} failed, and its relayer did it"));
+                }
+            }
+            (_, Some(FailedBy::Consumer)) => {
+                self.counters.failed += 1;
+                self.check_failed_by_consumer(index, row);
+            }
+            _ => self.counters.failed += 1,
+        }
+        let failures = self.item_failures.iter().filter(|effect| **effect == self.truth[index].effect).count();
+        if row.status != Status::Failed && row.attempts as usize > failures {
+            self.fail(format!("t{index} lost an attempt through no fault of its own"));
+        }
+    }
+
+    fn check_failed_by_consumer(&mut self, index: usize, row: &Transaction) {
+        let truth = &self.truth[index];
+        let blamed = self.item_failures.contains(&truth.effect) || truth.panics > 0;
+        if !blamed && !truth.excusable {
+            self.fail(format!("t{index} failed through no fault of its own"));
+        }
+        let effect = self.truth[index].effect.clone();
+        let own = |id: &str| self.bound_ever.iter().any(|(tx_id, owner)| tx_id.0 == id && *owner == row.id);
+        let executed = self.nodes.iter().flat_map(|node| node.effects(&effect)).any(own);
+        if executed && self.mutation != Mutation::NoForwardOnly {
+            self.fail(format!("t{index} failed before a relayer took it, and a relayer has it"));
+        }
+    }
+
+    /// Whether a gasless transaction rightly fails now although the item is not to blame.
+    fn is_excusable(&self, index: usize, row: &Transaction) -> bool {
+        self.truth[index].gasless.is_some_and(|(signer, nonce, deadline)| {
+            let expired = row.updated_at.0 / 1000 > deadline;
+            let predecessor_failed = (0..self.rows.len()).any(|other| {
+                let before = nonce.checked_sub(1).map(|before| (signer, before));
+                let is_before = self.truth[other].gasless.map(|(by, taken, _)| (by, taken)) == before;
+                before.is_some() && is_before && self.rows[other].status == Status::Failed
+            });
+            let replaced = self
+                .nonces
+                .iter()
+                .any(|(by, taken, holder)| *by == super::world::signer(signer) && *taken == nonce && *holder != row.id);
+            expired || predecessor_failed || replaced || self.executed(signer) > nonce
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! The product, put together as a service does it, over the simulated store, queue, network, clock and randomness.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use alloy_primitives::U256;
+use baton::clock::Clock;
+use baton::config::{ChainConfig, RoutingSettings, Secret};
+use baton::randomness::Randomness;
+use baton::relay::accept::intake::{AcceptMode, TransactionIntake};
+use baton::relay::chain::Chain;
+use baton::relay::observe::status::StatusLookup;
+use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
+use baton::relay::relayer::client::RelayerClient;
+use baton::relay::relayer::pool::Pool;
+use baton::relay::state::transaction::ConsumerId;
+use baton::relay::store::TransactionStore;
+use baton::relay::submit::consumer::{Consumer, ConsumerSettings};
+use baton::relay::submit::nonce_order::NonceOrder;
+use baton::relay::update::cache::Cache;
+use baton::relay::update::guarded_store::GuardedStore;
+use pipeline::{CancellationToken, RetryPolicy};
+
+use super::network::{SimChain, SimTransport, url};
+use super::queue::SimQueue;
+use super::store::SimStore;
+use super::world::{CLOCK_SKEW, CONSUMER_DEAD_AFTER, RETENTION, Sim};
+
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
+const HEALTH_INTERVAL: Duration = Duration::from_secs(10);
+const INTAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A consumer process.
+#[derive(Clone)]
+pub struct ConsumerProcess {
+    pub pool: Arc<Pool>,
+    pub consumer: Arc<Consumer>,
+    pub reconciler: Arc<Reconciler>,
+}
+
+/// The API process, and operators.
+#[derive(Clone)]
+pub struct ApiProcess {
+    pub guarded: Arc<GuardedStore>,
+    pub intake: Arc<TransactionIntake>,
+    pub lookup: Arc<StatusLookup>,
+}
+
+fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool>) {
+    let (mode, timings, nodes) = {
+        let world = sim.w();
+        (world.mode, world.mutation.timings(), world.nodes.len())
+    };
+    let clock = Clock::new(sim.clone());
+    let guarded = Arc::new(GuardedStore {
+        store: Arc::new(SimStore { sim: sim.clone(), consumer }),
+        queue: Arc::new(SimQueue { sim: sim.clone() }),
+        cache: Cache::default(),
+        mode,
+        timings,
+        clock: clock.clone(),
+        random: Randomness::new(sim.clone()),
+    });
+    let transport = Arc::new(SimTransport { sim: sim.clone() });
+    let client = |node| RelayerClient::over(Arc::<SimTransport>::clone(&transport), &url(node).parse().unwrap());
+    let routing = RoutingSettings {
+        in_flight_max: 100,
+        rate_per_second: None,
+        balance_min: U256::ZERO,
+        breaker_failures: 5,
+        breaker_open: Duration::from_secs(5),
+        breaker_open_max: Duration::from_secs(60),
+        jam_after: Duration::from_secs(100_000),
+        report_lifetime: Duration::from_secs(30),
+    };
+    let pool = Pool::new((0..nodes).map(client).collect(), routing, HEALTH_INTERVAL, HEALTH_TIMEOUT, clock);
+    (guarded, pool)
+}
+
+impl ConsumerProcess {
+    pub fn start(sim: &Sim, me: &ConsumerId) -> Self {
+        let (guarded, pool) = open(sim, Some(me.clone()));
+        let preflight = sim.w().preflight;
+        let chain = ChainConfig {
+            rpc_url: Secret::new("http://chain"),
+            rpc_timeout: Duration::from_secs(5),
+            chain_id: None,
+            preflight,
+            forwarder: None,
+        };
+        let chain = Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain).unwrap());
+        let settings = ReconcilerSettings {
+            interval: Duration::from_secs(1),
+            dead_letters_every: Duration::from_secs(5),
+            consumer_dead_after: CONSUMER_DEAD_AFTER,
+            clock_skew: CLOCK_SKEW,
+            relayer_retention: RETENTION,
+            question_timeout: QUESTION_TIMEOUT,
+        };
+        let reconciler = Reconciler::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings);
+        let attempts = RetryPolicy {
+            attempts_max: 3,
+            first_delay: Duration::from_secs(2),
+            factor: 2.0,
+            delay_max: Duration::from_secs(60),
+        };
+        let consumer = Consumer {
+            order: NonceOrder::new(Arc::clone(&guarded), Arc::clone(&pool), Some(Arc::clone(&chain)), QUESTION_TIMEOUT),
+            preflight: preflight.then_some(chain),
+            guarded,
+            pool: Arc::clone(&pool),
+            me: me.clone(),
+            settings: ConsumerSettings {
+                attempts,
+                auto_replay_delay: Duration::from_secs(30),
+                question_timeout: QUESTION_TIMEOUT,
+            },
+            shutdown: CancellationToken::new(),
+        };
+        Self { pool, consumer: Arc::new(consumer), reconciler: Arc::new(reconciler) }
+    }
+}
+
+impl ApiProcess {
+    pub fn start(sim: &Sim) -> Self {
+        let (guarded, pool) = open(sim, None);
+        let store: Arc<dyn TransactionStore> = Arc::clone(&guarded.store);
+        // Rows are stored one by one: grouping them is the engine's affair.
+        let mode = AcceptMode::RowThenMessage(Box::new(move |row| {
+            let store = Arc::clone(&store);
+            Box::pin(async move { store.accept(&[row]).await.remove(0) })
+        }));
+        let intake = TransactionIntake::new(mode, Arc::clone(&guarded), INTAKE_TIMEOUT);
+        let lookup = StatusLookup::new(Arc::clone(&guarded), pool, None, HEALTH_TIMEOUT);
+        Self { guarded, intake: Arc::new(intake), lookup: Arc::new(lookup) }
+    }
+}

@@ -1,0 +1,399 @@
+//! The simulated store: the contract of [`TransactionStore`] in memory, with saves that compare versions, and failures
+//! before and after the commit. Each save is checked against what a row may do.
+
+use async_trait::async_trait;
+use baton::relay::request::forward::Signer;
+use baton::relay::state::transaction::{
+    ConsumerId, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+};
+use baton::relay::store::{
+    Accepted, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
+    TransactionCounts, TransactionStore,
+};
+use baton::timestamp::Timestamp;
+
+use super::world::{BASE, Effect, Fate, Fault, Mutation, SIGNERS, Sim, Truth, World, note, relayer_index, signer};
+
+/// One process's connection to the store.
+pub struct SimStore {
+    pub sim: Sim,
+    /// The consumer that uses it; `None` for the API and for operators.
+    pub consumer: Option<ConsumerId>,
+}
+
+impl SimStore {
+    /// A read: it has an answer or none.
+    async fn read<T>(&self, answer: impl FnOnce(&mut World) -> T) -> Result<T, StoreError> {
+        self.sim.turn().await;
+        let mut world = self.sim.w();
+        match world.fate() {
+            Fate::Done => Ok(answer(&mut world)),
+            Fate::Away | Fate::Unanswered => Err(unavailable()),
+        }
+    }
+
+    /// A write: it may be done without an answer.
+    async fn write<T>(&self, effect: impl FnOnce(&mut World) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.sim.turn().await;
+        let (done, fate, slow) = {
+            let mut world = self.sim.w();
+            let fate = world.fate();
+            let done = if fate == Fate::Away { Err(unavailable()) } else { effect(&mut world) };
+            (done, fate, world.has(Fault::Slow) && world.rng.one_in(4))
+        };
+        if slow {
+            self.sim.turn().await;
+        }
+        match fate {
+            Fate::Unanswered => Err(StoreError::OutcomeUnknown("simulated".into())),
+            Fate::Done | Fate::Away => done,
+        }
+    }
+
+    /// The row as this process sees it.
+    fn seen(&self, world: &World, row: &Transaction) -> Transaction {
+        let mut row = row.clone();
+        match world.mutation {
+            Mutation::NoForwardOnly if self.consumer.is_none() && row.status.is_final() && row.binding.is_some() => {
+                row.status = Status::Submitted;
+                if let Some(binding) = &mut row.binding {
+                    binding.progress = Progress::Pending;
+                }
+            }
+            Mutation::NoDeadline if self.consumer.is_some() => {
+                if let Some(forward) = &row.forward {
+                    let mut forward = (**forward).clone();
+                    forward.gasless.request.deadline = alloy_primitives::aliases::U48::MAX;
+                    row.forward = Some(forward.into());
+                }
+            }
+            _ => {}
+        }
+        row
+    }
+
+    fn rows(&self, world: &World, fits: impl Fn(&Transaction) -> bool) -> Vec<Transaction> {
+        world.rows.iter().filter(|row| fits(row)).map(|row| self.seen(world, row)).collect()
+    }
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("simulated".into())
+}
+
+/// The condition of the store's query.
+pub fn is_due(row: &Transaction, kind: Due, now: Timestamp) -> bool {
+    let fits = match kind {
+        Due::Claimed => row.claim.is_some(),
+        Due::Bound => row.claim.is_none() && row.binding.is_some(),
+        Due::Waiting => row.claim.is_none() && row.binding.is_none(),
+    };
+    fits && row.check_at.is_some_and(|at| at <= now)
+}
+
+#[async_trait]
+impl TransactionStore for SimStore {
+    async fn accept(&self, rows: &[NewTransaction]) -> Vec<Result<Accepted, StoreError>> {
+        let mut answers = Vec::with_capacity(rows.len());
+        for (row, _) in rows {
+            answers.push(self.write(|world| Ok(world.accept(row))).await);
+        }
+        answers
+    }
+
+    async fn key_owner(&self, _api_key: &str, _key: &str) -> Result<Option<KeyOwner>, StoreError> {
+        Ok(None)
+    }
+
+    async fn release_key(&self, _api_key: &str, _key: &str, _id: TransactionId) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn nonce_holder(&self, signer: Signer, nonce: u64) -> Result<Option<Transaction>, StoreError> {
+        self.read(|world| {
+            if world.mutation == Mutation::NoNonceOrder {
+                return None;
+            }
+            let holder = world.nonces.iter().find(|(by, taken, _)| (*by, *taken) == (signer, nonce))?.2;
+            world.index_of(holder).map(|index| self.seen(world, &world.rows[index]))
+        })
+        .await
+    }
+
+    async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError> {
+        self.read(|world| world.next_nonce(signer).checked_sub(1)).await
+    }
+
+    async fn insert(&self, _rows: &[Transaction]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
+        self.read(|world| world.index_of(id).map(|index| self.seen(world, &world.rows[index]))).await
+    }
+
+    async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
+        self.read(|world| {
+            let owner = world.owners.iter().find(|(known, _)| known == tx_id)?.1;
+            world.index_of(owner).map(|index| self.seen(world, &world.rows[index]))
+        })
+        .await
+    }
+
+    async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError> {
+        self.read(|world| {
+            if world.mutation == Mutation::NoUniqueness {
+                return Vec::new();
+            }
+            let bound = |tx_id: &&RelayerTxId| world.owners.iter().any(|(known, _)| known == *tx_id);
+            tx_ids.iter().filter(bound).cloned().collect()
+        })
+        .await
+    }
+
+    async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
+        self.write(|world| world.save(moved, self.consumer.as_ref())).await
+    }
+
+    async fn note(&self, _id: TransactionId, _step: &Step, _now: Timestamp) -> Result<(), StoreError> {
+        self.write(|_| Ok(())).await
+    }
+
+    async fn timeline(&self, _id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn list(
+        &self,
+        _filter: &Filter,
+        _before: Option<TransactionId>,
+        _max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        self.read(|world| {
+            let mut due = self.rows(world, |row| is_due(row, kind, now));
+            due.sort_by_key(|row| row.check_at);
+            due.truncate(max);
+            due
+        })
+        .await
+    }
+
+    async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        self.read(|world| {
+            let mut claimed = self.rows(world, |row| row.claim.is_some());
+            claimed.reverse();
+            claimed.truncate(max);
+            claimed
+        })
+        .await
+    }
+
+    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError> {
+        self.read(|world| world.bound_before(relayer, before).cloned()).await
+    }
+
+    async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, _now: Timestamp) -> Result<(), StoreError> {
+        self.write(|world| {
+            world.counters.early_webhooks += 1;
+            world.early.push((tx_id.clone(), record.to_owned()));
+            Ok(())
+        })
+        .await
+    }
+
+    async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
+        self.write(|world| {
+            let (taken, left) = std::mem::take(&mut world.early).into_iter().partition(|(early, _)| early == tx_id);
+            world.early = left;
+            Ok(Vec::into_iter(taken).map(|(_, record): (RelayerTxId, String)| record).collect())
+        })
+        .await
+    }
+
+    async fn forget(&self, _before: Timestamp) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn heartbeat(&self, consumer: &ConsumerId, now: Timestamp) -> Result<(), StoreError> {
+        self.write(|world| {
+            if world.processes.iter().any(|process| process.id == *consumer && process.starved) {
+                return Err(unavailable());
+            }
+            world.heartbeats.retain(|(known, _)| known != consumer);
+            world.heartbeats.push((consumer.clone(), now));
+            Ok(())
+        })
+        .await
+    }
+
+    async fn last_heartbeat(&self, consumer: &ConsumerId) -> Result<Option<Timestamp>, StoreError> {
+        self.read(|world| world.heartbeats.iter().find(|(known, _)| known == consumer).map(|(_, at)| *at)).await
+    }
+
+    async fn counts(&self) -> Result<TransactionCounts, StoreError> {
+        Ok(TransactionCounts::default())
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+impl World {
+    fn accept(&mut self, row: &Transaction) -> Accepted {
+        let mut gasless = None;
+        if let Some(forward) = &row.forward {
+            let (by, nonce) = (forward.signer(), forward.nonce());
+            if let Some((_, _, holder)) = self.nonces.iter().find(|(known, taken, _)| (*known, *taken) == (by, nonce)) {
+                let holder = *holder;
+                let failed = self.index_of(holder).is_some_and(|index| self.rows[index].status == Status::Failed);
+                if !failed {
+                    return Accepted::NonceTaken(holder);
+                }
+                self.nonces.retain(|(known, taken, _)| (*known, *taken) != (by, nonce));
+            }
+            self.nonces.push((by, nonce, row.id));
+            self.counters.gasless += 1;
+            let index = (0..SIGNERS).find(|index| signer(*index) == by).unwrap();
+            gasless = Some((index, nonce, forward.gasless.request.deadline.to::<u64>() as i64));
+        }
+        note!(self, "store: t{} accepted, {}, {}", self.rows.len(), row.kind, row.call.to);
+        self.rows.push(row.clone());
+        self.truth.push(Truth {
+            effect: Effect::of(&row.call),
+            promised: None,
+            seen: (0, 0),
+            panics: 0,
+            gasless,
+            excusable: false,
+            history: false,
+        });
+        Accepted::Stored
+    }
+
+    /// The nonce that a signer signs next.
+    pub fn next_nonce(&self, signer: Signer) -> u64 {
+        let failed = |id: &TransactionId| self.index_of(*id).is_none_or(|at| self.rows[at].status == Status::Failed);
+        let taken = self.nonces.iter().filter(|(by, _, id)| *by == signer && !failed(id));
+        taken.map(|(_, nonce, _)| nonce + 1).max().unwrap_or(0)
+    }
+
+    pub fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Option<&Transaction> {
+        let made_before = |row: &Transaction| ((row.id.0.as_u128() >> 80) as i64) < before.0;
+        let bound_before = |row: &Transaction| {
+            row.binding.as_ref().is_some_and(|binding| binding.relayer == *relayer && binding.at < before)
+        };
+        self.rows.iter().filter(|row| made_before(row) && bound_before(row)).max_by_key(|row| row.id)
+    }
+
+    fn save(&mut self, moved: &Moved, by: Option<&ConsumerId>) -> Result<Saved, StoreError> {
+        let next = &moved.transaction;
+        let Some(index) = self.index_of(next.id) else { return Ok(Saved::Stale) };
+        let before = self.rows[index].clone();
+        if before.version + 1 != next.version && self.mutation != Mutation::NoCompareAndSwap {
+            note!(self, "  t{index}: another process was quicker");
+            return Ok(Saved::Stale);
+        }
+        if self.mutation == Mutation::NoClaim && before.claim.is_none() && next.claim.is_some() {
+            return Ok(Saved::Yes { early: false });
+        }
+        let mut early = false;
+        if let Some(binding) = &next.binding {
+            let owner = self.owners.iter().find(|(tx_id, _)| *tx_id == binding.tx_id).map(|(_, owner)| *owner);
+            match owner {
+                None => {
+                    self.owners.push((binding.tx_id.clone(), next.id));
+                    early = self.early.iter().any(|(tx_id, _)| *tx_id == binding.tx_id);
+                }
+                Some(owner) if owner != next.id && self.mutation != Mutation::NoUniqueness => {
+                    note!(self, "  t{index}: {} belongs to another row", binding.tx_id);
+                    return Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE });
+                }
+                Some(_) => {}
+            }
+        }
+        let actions: Vec<&str> = moved.steps.iter().map(|step| step.action).collect();
+        self.count(&before, next, &actions);
+        self.check_save(index, &before, next, by, actions.contains(&"resolved"));
+        // Proof of absence leads to a resend, or to an equal transaction's record.
+        if actions.contains(&"absent") || actions.contains(&"submitted") {
+            self.excuse_known_gap(&before);
+        }
+        self.write_down_save(index, next, &actions);
+        let shape = |row: &Transaction| {
+            let unknown = row.claim.as_ref().and_then(|claim| claim.unknown.as_ref());
+            (
+                row.status,
+                row.claim.is_some(),
+                unknown.map(|unknown| unknown.absent_since.is_some()),
+                row.binding.as_ref().map(|binding| (binding.progress, binding.forgotten_since.is_some())),
+                row.attempts,
+            )
+        };
+        if shape(&before) != shape(next) {
+            self.learned_at = self.now;
+        }
+        self.rows[index] = next.clone();
+        Ok(Saved::Yes { early })
+    }
+
+    fn count(&mut self, before: &Transaction, next: &Transaction, actions: &[&str]) {
+        let taken_over = before.claim.as_ref().zip(next.claim.as_ref()).is_some_and(|(a, b)| a.token != b.token);
+        let counters = &mut self.counters;
+        counters.take_overs += u64::from(taken_over);
+        for action in actions {
+            match *action {
+                "outcome-unknown" => counters.unknown_outcomes += 1,
+                "absent" => counters.resent += 1,
+                "rerouted" => counters.reroutes += 1,
+                "waiting" => counters.nonce_waits += 1,
+                "submitted" if before.claim.as_ref().is_some_and(|claim| claim.unknown.is_some()) => {
+                    counters.found += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn write_down_save(&mut self, index: usize, next: &Transaction, actions: &[&str]) {
+        if self.trace.is_none() {
+            return;
+        }
+        let claim = next.claim.as_ref().map(|claim| {
+            let unknown =
+                claim.unknown.as_ref().map(|unknown| (unknown.open_until.0 - BASE, unknown.absent_since.is_some()));
+            format!(" claim {} of {} at {}, unknown {unknown:?}", claim.token.as_u128(), claim.consumer, claim.relayer)
+        });
+        let binding = next.binding.as_ref().map(|binding| format!(" bound to {}", binding.tx_id));
+        let line = format!(
+            "  t{index} v{} {}: {}{}{}",
+            next.version,
+            next.status,
+            actions.join(", "),
+            claim.unwrap_or_default(),
+            binding.unwrap_or_default()
+        );
+        self.write_down(&line);
+    }
+
+    /// ADR 4: without a witness, a relayer that answered is believed, and may have lost its memory all the same.
+    fn excuse_known_gap(&mut self, before: &Transaction) {
+        let Some((claim, unknown)) =
+            before.claim.as_ref().and_then(|claim| claim.unknown.as_ref().map(|unknown| (claim, unknown)))
+        else {
+            return;
+        };
+        let node = &self.nodes[relayer_index(&claim.relayer)];
+        let forgot = node.epoch > 0 && node.forgot_at >= claim.at.0;
+        let witness = self.bound_before(&claim.relayer, claim.at).and_then(|row| row.binding.clone());
+        let believed = witness.is_some_and(|binding| self.is_within_retention(binding.at));
+        if forgot && !believed && !unknown.kind.is_silence() && self.mutation != Mutation::NoMemoryProof {
+            self.counters.known_gap += 1;
+            self.excused.push(Effect::of(&before.call));
+        }
+    }
+}
