@@ -8,9 +8,9 @@ use harness::proxy::{Mode, Proxy};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 
-use crate::gate::Gate;
-use crate::signers::{Plan, SOON, Stand};
-use crate::unchained;
+use crate::chain_fixture::{Plan, SOON, Stand};
+use crate::relay_fixture;
+use crate::rpc_proxy::Gate;
 
 const RECEIPT: &str = "eth_getTransactionReceipt";
 
@@ -85,7 +85,7 @@ async fn without_the_chain_a_status_has_no_block_until_it_is_back_and_keeps_it_f
 async fn a_hash_that_the_chain_does_not_know_is_shown_without_a_block() {
     let chain = Chain::shared();
     // These relayers make their hashes up.
-    let stand = unchained::Plan::relayers(1).env("RPC_URL", chain.url()).start().await;
+    let stand = relay_fixture::Plan::relayers(1).env("RPC_URL", chain.url()).start().await;
     let id = stand.send_serial(1).await;
     let shown = stand.until_status(&id, "confirmed").await;
     assert_eq!(shown["hash"].as_str().map(str::len), Some(66), "{shown}");

@@ -6,7 +6,7 @@ use harness::chain::{Chain, Contracts, Token, new_key};
 use harness::wait::eventually;
 use serde_json::{Value, json};
 
-use crate::signers::{Plan, RELAYERS, SOON, answer, baton};
+use crate::chain_fixture::{Plan, RELAYERS, SOON, answer, baton};
 
 #[tokio::test]
 async fn a_token_transfer_and_a_plain_transfer_are_executed_and_confirmed() {

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::signers::SOON;
+use crate::chain_fixture::SOON;
 
 const COUNT: usize = 1000;
 /// Bytes of call data, mostly fewer: what is padded and what is not.

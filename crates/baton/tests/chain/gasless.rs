@@ -1,16 +1,16 @@
 //! Gasless transactions on a real chain, with OpenZeppelin's own forwarder.
 
+mod failed_before_submission;
+mod nonce_order;
 mod onchain;
-mod order;
 mod refused;
-mod unsent;
 
 use alloy_primitives::{Address, Bytes, U256};
 use alloy_sol_types::SolCall;
 use harness::chain::{CHAIN_ID, Chain, Contracts, FORWARDER_NAME, ForwardRequest, PrivateKeySigner, Token, new_key};
 use serde_json::{Value, json};
 
-use crate::unchained::{API_KEY, Plan, Stand};
+use crate::relay_fixture::{API_KEY, Plan, Stand};
 
 /// A chain with contracts of this test's own, and a user who has tokens and not a wei.
 pub struct Ground {

@@ -4,13 +4,13 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod blocks;
+mod chain_fixture;
 mod contracts;
 mod direct;
 mod ethers;
+mod faults;
 mod gasless;
-mod gate;
-mod signers;
-mod trouble;
-#[path = "../it/stand.rs"]
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
-mod unchained;
+mod relay_fixture;
+mod rpc_proxy;

@@ -4,21 +4,21 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
-mod accepting;
+mod accept_with_link_cut;
 mod bench;
-#[path = "../scenarios/clients.rs"]
+#[path = "../scenarios/load_client.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
-mod clients;
-mod long_texts;
-#[path = "../it/stand.rs"]
+mod load_client;
+mod oversized_values;
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
-mod stand;
+mod relay_fixture;
 mod status;
+#[path = "../scenarios/status_watcher.rs"]
+mod status_watcher;
 mod topology;
 mod users;
 #[path = "../users/stand.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
 mod users_stand;
 mod users_store;
-#[path = "../scenarios/watch.rs"]
-mod watch;

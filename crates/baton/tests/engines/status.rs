@@ -5,9 +5,9 @@ use harness::engine::{Engine, server};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
-use crate::clients::{Client, Manners};
-use crate::stand::{LATER, Plan, SOON, Stand};
-use crate::watch::Watch;
+use crate::load_client::{Client, Manners};
+use crate::relay_fixture::{LATER, Plan, SOON, Stand};
+use crate::status_watcher::Watch;
 
 async fn stand(redis: &Proxy) -> Stand {
     Plan::relayers(2).engine(Engine::MySqlRabbitMq).api_behind("REDIS_URL", redis).split().start().await

@@ -3,7 +3,7 @@
 use harness::relayer::{sign_base64, sign_hex};
 use serde_json::{Value, json};
 
-use crate::stand::{API_KEY, Plan, Stand, TO, WEBHOOK_KEY};
+use crate::relay_fixture::{API_KEY, Plan, Stand, TO, WEBHOOK_KEY};
 
 async fn post_raw(stand: &Stand, content_type: &str, body: impl Into<reqwest::Body>) -> (u16, Value, String) {
     let request = stand.http.post(format!("{}/api/v1/relay/direct", stand.base)).header("x-api-key", API_KEY);

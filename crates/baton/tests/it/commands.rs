@@ -4,7 +4,7 @@ use harness::ledger::Books;
 use harness::relayer::{Faults, PostFault};
 use serde_json::json;
 
-use crate::stand::{LATER, Plan, TO};
+use crate::relay_fixture::{LATER, Plan, TO};
 
 #[tokio::test]
 async fn a_refused_item_is_a_dead_letter_at_once_and_completes_after_a_replay() {

@@ -3,7 +3,7 @@
 use harness::relayer::{Dialect, Faults, Outcome};
 use serde_json::json;
 
-use crate::stand::{LATER, Plan, TO};
+use crate::relay_fixture::{LATER, Plan, TO};
 
 #[tokio::test]
 async fn a_transaction_is_accepted_submitted_and_confirmed() {

@@ -5,10 +5,10 @@
 mod bad_input;
 mod commands;
 mod journey;
-mod mended;
-mod routing;
+mod legacy_bugs;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
-mod stand;
+mod relay_fixture;
+mod routing;
 mod start;
 mod store;
 mod users;

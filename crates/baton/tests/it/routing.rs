@@ -4,7 +4,7 @@ use harness::ledger::Books;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
 
-use crate::stand::{LATER, Plan, SOON};
+use crate::relay_fixture::{LATER, Plan, SOON};
 
 #[tokio::test]
 async fn three_equal_relayers_share_three_thousand_evenly() {

@@ -9,7 +9,7 @@ use harness::process::Program;
 use harness::wait::eventually;
 use serde_json::Value;
 
-use crate::stand::{API_KEY, LATER, Plan, SOON, baton, serial_body};
+use crate::relay_fixture::{API_KEY, LATER, Plan, SOON, baton, serial_body};
 
 async fn run<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) -> (i32, String) {
     let mut process = baton(args, env).start().unwrap();

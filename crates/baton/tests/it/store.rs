@@ -1,7 +1,7 @@
 //! The contract of a transaction store, on every database. A database adds a constructor in `store/engines.rs`, not tests;
 //! what only MySQL can get wrong is in `store/mysql.rs`.
 
-mod engines;
+mod fixture;
 mod mysql;
 
 use baton::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
@@ -13,7 +13,7 @@ use baton::timestamp::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
 
-use engines::{Fixture, bind, claim, gasless_row, row};
+use fixture::{Fixture, bind, claim, gasless_row, row};
 
 macro_rules! on_every_database {
     ($($test:ident)+) => {
@@ -133,7 +133,7 @@ async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
     assert_eq!(saved.iter().filter(|saved| **saved == (Saved::Yes { early: false })).count(), 1, "{saved:?}");
     assert_eq!(saved.iter().filter(|saved| **saved == Saved::Stale).count(), 3, "{saved:?}");
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 1, "a stale move leaves no step");
-    let unknown = claim(&engines::row(1)).0;
+    let unknown = claim(&fixture::row(1)).0;
     assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "there is no such row");
 }
 

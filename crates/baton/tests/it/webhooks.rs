@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness::relayer::{Faults, Outcome, Status, WebhookFaults, sign_base64};
 use serde_json::json;
 
-use crate::stand::{LATER, Plan, Stand, WEBHOOK_KEY};
+use crate::relay_fixture::{LATER, Plan, Stand, WEBHOOK_KEY};
 
 fn rank(status: &str) -> u8 {
     match status {

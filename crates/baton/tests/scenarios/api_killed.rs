@@ -10,9 +10,9 @@ use harness::engine::{self, Engine};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
-use crate::clients::{Client, Manners};
-use crate::stand::{SOON, Stand};
-use crate::story::{Story, a_tenth_unknown, mortal};
+use crate::load_client::{Client, Manners};
+use crate::relay_fixture::{SOON, Stand};
+use crate::scenario::{Story, a_tenth_unknown, mortal};
 
 const KILLS: usize = 22;
 /// How many get to see 503, so that there is something that must never happen.

@@ -8,9 +8,9 @@ use harness::engine::Engine;
 use harness::relayer::{FaultPlan, Faults, PostFault};
 use harness::wait::eventually_ok;
 
-use crate::clients::{Client, Manners};
-use crate::stand::{SOON, Stand};
-use crate::story::{Story, mortal};
+use crate::load_client::{Client, Manners};
+use crate::relay_fixture::{SOON, Stand};
+use crate::scenario::{Story, mortal};
 
 const MANNERS: Manners = Manners { clients: 16, pause_max: Duration::from_millis(250), insistent: false };
 /// Where Debian puts the library; the folder is named after the machine.

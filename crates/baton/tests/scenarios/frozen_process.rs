@@ -8,9 +8,9 @@ use std::time::Duration;
 use harness::relayer::{FaultPlan, Faults, PostFault};
 use harness::wait::eventually_ok;
 
-use crate::clients::{Client, Manners, Promises, Told};
-use crate::stand::{LATER, SOON, Stand};
-use crate::story::{Story, mortal, until_final};
+use crate::load_client::{Client, Manners, Promises, Told};
+use crate::relay_fixture::{LATER, SOON, Stand};
+use crate::scenario::{Story, mortal, until_final};
 
 const ROUNDS: usize = 4;
 const PER_ROUND: usize = 120;

@@ -9,9 +9,9 @@ use harness::engine::Engine;
 use harness::relayer::{Outcome, PostFault};
 use harness::wait::eventually_ok;
 
-use crate::clients::{Client, Manners, serial_of_data};
-use crate::stand::{LATER, SOON, Stand, baton};
-use crate::story::{Story, mortal};
+use crate::load_client::{Client, Manners, serial_of_data};
+use crate::relay_fixture::{LATER, SOON, Stand, baton};
+use crate::scenario::{Story, mortal};
 
 const TRANSACTIONS: usize = 400;
 

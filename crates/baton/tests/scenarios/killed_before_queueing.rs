@@ -9,9 +9,9 @@ use harness::relayer::{FaultPlan, Faults, PostFault};
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use crate::clients::{Client, Manners};
-use crate::stand::SOON;
-use crate::story::{Story, mortal};
+use crate::load_client::{Client, Manners};
+use crate::relay_fixture::SOON;
+use crate::scenario::{Story, mortal};
 
 const ROUNDS: usize = 3;
 const PER_ROUND: usize = 100;
@@ -31,7 +31,7 @@ async fn killed_before_queueing() {
     let client = Client::of(&stand);
     let manners = Manners { clients: 8, pause_max: Duration::from_millis(40), insistent: false };
     let file = PathBuf::from(&stand.env["BATON_DATA_DIR"]).join("baton.db");
-    let mut promises = crate::clients::Promises::default();
+    let mut promises = crate::load_client::Promises::default();
     for round in 0..ROUNDS {
         let file = file.clone();
         let catch = tokio::task::spawn_blocking(move || catch_a_gap(&file));

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::clients::{Client, Promises, serial_of_data, serial_of_row};
-use crate::stand::{Stand, WARM_UP};
+use crate::load_client::{Client, Promises, serial_of_data, serial_of_row};
+use crate::relay_fixture::{Stand, WARM_UP};
 
 /// How many findings are shown in full.
 const SHOWN: usize = 10;

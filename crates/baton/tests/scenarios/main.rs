@@ -5,21 +5,21 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod api_killed;
-mod clients;
 mod clock_jumps;
 mod consumer_killed;
 mod frozen_process;
 mod item_faults;
 mod killed_before_queueing;
 mod ledger;
-mod relayer_trouble;
-mod relayers_away;
-mod sigterm_under_load;
-#[path = "../it/stand.rs"]
+mod load_client;
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
-mod stand;
-mod story;
+mod relay_fixture;
+mod relayer_faults;
+mod relayers_away;
+mod scenario;
+mod sigterm_under_load;
+mod status_watcher;
 mod three_consumers;
-mod watch;
 mod webhooks_disorder;
 mod webhooks_lost;

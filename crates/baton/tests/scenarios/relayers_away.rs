@@ -6,9 +6,9 @@ use std::time::Duration;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::{eventually, eventually_ok};
 
-use crate::clients::{Client, Manners};
-use crate::stand::{LATER, SOON, Stand};
-use crate::story::{Story, mortal, until_final};
+use crate::load_client::{Client, Manners};
+use crate::relay_fixture::{LATER, SOON, Stand};
+use crate::scenario::{Story, mortal, until_final};
 
 const DELIVERIES_MAX: usize = 2;
 const PER_OUTAGE: usize = 150;

@@ -7,9 +7,9 @@ use harness::engine::Engine;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
 
-use crate::clients::{Client, Manners};
-use crate::stand::SOON;
-use crate::story::{Story, mortal, until_final};
+use crate::load_client::{Client, Manners};
+use crate::relay_fixture::SOON;
+use crate::scenario::{Story, mortal, until_final};
 
 const ROUNDS: usize = 4;
 const PER_ROUND: usize = 300;
@@ -34,7 +34,7 @@ async fn sigterm_under_load() {
     story.watch(&stand);
     let client = Client::of(&stand);
     let manners = Manners { clients: 32, pause_max: Duration::from_millis(5), insistent: false };
-    let mut promises = crate::clients::Promises::default();
+    let mut promises = crate::load_client::Promises::default();
     for round in 0..ROUNDS {
         promises.extend(client.crowd(manners, round * PER_ROUND..(round + 1) * PER_ROUND, story.seed).await);
         eventually(SOON, "both to be at work with more waiting", || async {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::clients::{Client, Manners};
-use crate::story::{Story, a_tenth_unknown, mortal};
+use crate::load_client::{Client, Manners};
+use crate::scenario::{Story, a_tenth_unknown, mortal};
 
 const ROUNDS: usize = 7;
 

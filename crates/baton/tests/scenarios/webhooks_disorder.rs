@@ -6,9 +6,9 @@ use std::time::Duration;
 use harness::relayer::{Status, WebhookFaults};
 use harness::wait::eventually_ok;
 
-use crate::clients::{Client, Manners};
-use crate::stand::LATER;
-use crate::story::{Story, mortal, until_final};
+use crate::load_client::{Client, Manners};
+use crate::relay_fixture::LATER;
+use crate::scenario::{Story, mortal, until_final};
 
 const TRANSACTIONS: usize = 600;
 

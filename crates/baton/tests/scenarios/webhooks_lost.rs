@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use harness::relayer::Relayer;
 
-use crate::clients::{Client, Manners};
-use crate::story::{Story, a_tenth_unknown, mortal};
+use crate::load_client::{Client, Manners};
+use crate::scenario::{Story, a_tenth_unknown, mortal};
 
 const TRANSACTIONS: usize = 600;
 

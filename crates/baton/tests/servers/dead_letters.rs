@@ -4,11 +4,11 @@
 use harness::engine::Engine;
 use harness::wait::eventually_ok;
 
-use crate::clients::Client;
-use crate::emulator::SqsQueue;
-use crate::stand::LATER;
-use crate::story::Story;
-use crate::trouble::{CROWD, consumer_metric, short_clocks};
+use crate::load_client::Client;
+use crate::outage::{CROWD, consumer_metric, short_clocks};
+use crate::relay_fixture::LATER;
+use crate::scenario::Story;
+use crate::sqs_queue::SqsQueue;
 
 const TRANSACTIONS: usize = 200;
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 use harness::engine::Engine;
 use harness::relayer::{FaultPlan, Faults, PostFault};
 
-use crate::clients::Client;
-use crate::emulator::SqsQueue;
-use crate::stand::LATER;
-use crate::story::{Story, until_final};
-use crate::trouble::{CROWD, short_clocks, until_queue_empty};
+use crate::load_client::Client;
+use crate::outage::{CROWD, short_clocks, until_queue_empty};
+use crate::relay_fixture::LATER;
+use crate::scenario::{Story, until_final};
+use crate::sqs_queue::SqsQueue;
 
 const EACH: usize = 240;
 const COPIES: usize = 2;

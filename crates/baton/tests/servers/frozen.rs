@@ -6,17 +6,17 @@ use std::time::Duration;
 use harness::engine::Engine;
 use harness::servers::{Server, Servers};
 
-use crate::clients::{Client, Promises};
-use crate::stand::Stand;
-use crate::story::Story;
-use crate::trouble::{ONCE, OWN_SERIALS, load_during, stand_on};
+use crate::load_client::{Client, Promises};
+use crate::outage::{ONCE, OWN_SERIALS, load_during, stand_on};
+use crate::relay_fixture::Stand;
+use crate::scenario::Story;
 
 async fn frozen(name: &'static str, engine: Engine, server: Server) {
     let mut story = Story::begin(name);
     let servers = Servers::of(engine).await;
     let stand = stand_on(&servers).await;
     story.watch(&stand);
-    let known = stand.send_serial(crate::stand::WARM_UP + 1000).await;
+    let known = stand.send_serial(crate::relay_fixture::WARM_UP + 1000).await;
     let (pause, seed) = (story.moment(Duration::from_millis(1000)), story.seed);
     let freeze = async |client: &Client| {
         tokio::time::sleep(pause).await;
@@ -49,8 +49,8 @@ async fn questions(stand: &Stand, base: &str, known: &str) {
         format!("/api/v1/relay/transactions/{known}/timeline"),
     ];
     let asked = asked.iter().map(|path| async move {
-        let request = stand.http.get(format!("{base}{path}")).header("x-api-key", crate::stand::API_KEY);
-        let answer = request.timeout(crate::stand::SOON).send().await;
+        let request = stand.http.get(format!("{base}{path}")).header("x-api-key", crate::relay_fixture::API_KEY);
+        let answer = request.timeout(crate::relay_fixture::SOON).send().await;
         let status = answer.map(|answer| answer.status().as_u16());
         assert!(matches!(status, Ok(200 | 404 | 503 | 504)), "{base}{path}: {status:?}");
     });

@@ -5,10 +5,10 @@ use harness::engine::Engine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection};
 
-use crate::clients::{Client, Promises};
-use crate::stand::LATER;
-use crate::story::{Story, until_final};
-use crate::trouble::{CROWD, short_clocks};
+use crate::load_client::{Client, Promises};
+use crate::outage::{CROWD, short_clocks};
+use crate::relay_fixture::LATER;
+use crate::scenario::{Story, until_final};
 
 const EACH: usize = 120;
 const ROUNDS_MAX: usize = 10;

@@ -7,10 +7,10 @@ use harness::engine::Engine;
 use harness::servers::{Server, Servers};
 use harness::wait::eventually;
 
-use crate::clients::{Client, Promises};
-use crate::stand::{SOON, Stand};
-use crate::story::Story;
-use crate::trouble::{consumer_metric, load_during, stand_on};
+use crate::load_client::{Client, Promises};
+use crate::outage::{consumer_metric, load_during, stand_on};
+use crate::relay_fixture::{SOON, Stand};
+use crate::scenario::Story;
 
 async fn killed(name: &'static str, engine: Engine, server: Server, times: usize) -> (Stand, Servers) {
     let mut story = Story::begin(name);

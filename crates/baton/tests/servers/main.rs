@@ -4,29 +4,29 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
-#[path = "../scenarios/clients.rs"]
-mod clients;
 mod dead_letters;
 mod duplicates;
-mod emulator;
 mod frozen;
 mod frozen_with_locks;
 mod killed;
 #[path = "../scenarios/ledger.rs"]
 mod ledger;
+#[path = "../scenarios/load_client.rs"]
+mod load_client;
 mod mysql_full;
 mod mysql_locks;
 mod mysql_read_only;
 mod mysql_slow;
+mod outage;
 mod queue_at_accept;
 mod redis_gone;
-mod slow_submit;
-#[path = "../it/stand.rs"]
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
-mod stand;
-#[path = "../scenarios/story.rs"]
+mod relay_fixture;
+#[path = "../scenarios/scenario.rs"]
 #[expect(dead_code, reason = "the other stories use the rest of it")]
-mod story;
-mod trouble;
-#[path = "../scenarios/watch.rs"]
-mod watch;
+mod scenario;
+mod slow_submit;
+mod sqs_queue;
+#[path = "../scenarios/status_watcher.rs"]
+mod status_watcher;

@@ -5,9 +5,9 @@ use harness::engine::Engine;
 use harness::servers::Servers;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 
-use crate::clients::{Client, Promises};
-use crate::story::Story;
-use crate::trouble::{load_during, stand_on, until_refused};
+use crate::load_client::{Client, Promises};
+use crate::outage::{load_during, stand_on, until_refused};
+use crate::scenario::Story;
 
 /// The least that the server can be told.
 const CONNECTIONS_MAX: usize = 10;

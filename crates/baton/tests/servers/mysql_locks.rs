@@ -7,9 +7,9 @@ use harness::engine::Engine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection, Row};
 
-use crate::clients::{Client, Promises};
-use crate::story::Story;
-use crate::trouble::{load_during, stand_on};
+use crate::load_client::{Client, Promises};
+use crate::outage::{load_during, stand_on};
+use crate::scenario::Story;
 
 /// A lock is waited for 2 seconds: half of what a call may take.
 const TOO_LONG: Duration = Duration::from_millis(2500);

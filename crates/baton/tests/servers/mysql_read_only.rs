@@ -5,16 +5,16 @@ use harness::engine::Engine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection};
 
-use crate::clients::{Client, Promises};
-use crate::story::Story;
-use crate::trouble::{load_during, stand_on, until_refused};
+use crate::load_client::{Client, Promises};
+use crate::outage::{load_during, stand_on, until_refused};
+use crate::scenario::Story;
 
 #[tokio::test]
 async fn mysql_read_only() {
     let mut story = Story::begin("mysql_read_only");
     let servers = Servers::of(Engine::MySqlSqs).await;
     let stand = stand_on(&servers).await;
-    let known = stand.send_serial(crate::stand::WARM_UP + 1000).await;
+    let known = stand.send_serial(crate::relay_fixture::WARM_UP + 1000).await;
     story.watch(&stand);
     let mut root = MySqlConnection::connect(&servers.address("BATON_TEST_MYSQL_URL")).await.unwrap();
     let read_only = async |client: &Client| {
@@ -36,7 +36,7 @@ async fn mysql_read_only() {
 
 /// A request that is accepted: there is load, and it gets through.
 async fn until_some_are_sent(client: &Client) {
-    harness::wait::eventually(crate::stand::SOON, "submitted rows", || async {
+    harness::wait::eventually(crate::relay_fixture::SOON, "submitted rows", || async {
         let (_, page) = client.get("/api/v1/relay/transactions?status=submitted").await?;
         page["transactions"].as_array().is_some_and(|rows| !rows.is_empty()).then_some(())
     })

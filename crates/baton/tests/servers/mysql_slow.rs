@@ -5,9 +5,9 @@ use std::time::Duration;
 use harness::engine::{Engine, server};
 use harness::proxy::{Mode, Proxy};
 
-use crate::clients::Client;
-use crate::story::Story;
-use crate::trouble::{ONCE, OWN_SERIALS, load_during, short_clocks};
+use crate::load_client::Client;
+use crate::outage::{ONCE, OWN_SERIALS, load_during, short_clocks};
+use crate::scenario::Story;
 
 #[tokio::test]
 async fn mysql_slow() {
@@ -19,7 +19,7 @@ async fn mysql_slow() {
     story.watch(&stand);
     let seed = story.seed;
     let slow = async |client: &Client| {
-        let mut promises = crate::clients::Promises::default();
+        let mut promises = crate::load_client::Promises::default();
         for (round, delay_ms) in [20, 80, 250].into_iter().enumerate() {
             link.set(Mode::Delay(Duration::from_millis(delay_ms))).await;
             let first = OWN_SERIALS + round * 36;

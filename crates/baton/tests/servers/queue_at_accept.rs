@@ -4,9 +4,9 @@
 use harness::engine::{Engine, server};
 use harness::proxy::{Mode, Proxy};
 
-use crate::clients::{Client, Promises};
-use crate::story::Story;
-use crate::trouble::{ONCE, OWN_SERIALS, load_during, short_clocks};
+use crate::load_client::{Client, Promises};
+use crate::outage::{ONCE, OWN_SERIALS, load_during, short_clocks};
+use crate::scenario::Story;
 
 #[tokio::test]
 async fn queue_at_accept() {

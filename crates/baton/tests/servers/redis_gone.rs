@@ -3,10 +3,10 @@
 use harness::engine::Engine;
 use harness::servers::{Server, Servers};
 
-use crate::clients::{Client, Promises};
-use crate::stand::Stand;
-use crate::story::Story;
-use crate::trouble::{load_during, stand_on};
+use crate::load_client::{Client, Promises};
+use crate::outage::{load_during, stand_on};
+use crate::relay_fixture::Stand;
+use crate::scenario::Story;
 
 #[tokio::test]
 async fn redis_gone() {
@@ -15,7 +15,7 @@ async fn redis_gone() {
     let stand = stand_on(&servers).await;
     story.watch(&stand);
     // Some that are in the cache, and some that are not final yet.
-    let sent = stand.send_many(crate::stand::WARM_UP + 1000..crate::stand::WARM_UP + 1040).await;
+    let sent = stand.send_many(crate::relay_fixture::WARM_UP + 1000..crate::relay_fixture::WARM_UP + 1040).await;
     let gone = async |_: &Client| {
         read_all(&stand, &sent).await;
         servers.kill(Server::Redis).await;

@@ -8,10 +8,10 @@ use harness::proxy::{Mode, Proxy};
 use harness::relayer::{FaultPlan, Faults, PostFault};
 use harness::wait::eventually_ok;
 
-use crate::clients::{Client, Promises};
-use crate::stand::{LATER, SOON, Stand};
-use crate::story::{Story, until_final};
-use crate::trouble::{CROWD, consumer_metric, short_clocks};
+use crate::load_client::{Client, Promises};
+use crate::outage::{CROWD, consumer_metric, short_clocks};
+use crate::relay_fixture::{LATER, SOON, Stand};
+use crate::scenario::{Story, until_final};
 
 const LEASE_MS: u64 = 1000;
 const EACH: usize = 150;

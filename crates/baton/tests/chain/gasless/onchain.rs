@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Ground;
-use crate::signers::{LATER, Plan, Stand};
+use crate::chain_fixture::{LATER, Plan, Stand};
 
 /// The product and its relayers, set up for this ground.
 fn plan(ground: &Ground) -> Plan {

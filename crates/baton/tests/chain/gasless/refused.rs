@@ -8,7 +8,7 @@ use harness::wait::eventually;
 use serde_json::{Value, json};
 
 use super::{Ground, body, known, post};
-use crate::unchained::{Plan, SOON, Stand};
+use crate::relay_fixture::{Plan, SOON, Stand};
 
 async fn refused(stand: &Stand, body: &Value, status: u16, words: &[&str]) -> Value {
     let (code, said) = post(stand, body, None).await;

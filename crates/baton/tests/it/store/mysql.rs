@@ -15,8 +15,8 @@ use sqlx::{AssertSqlSafe, MySqlConnection};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::engines::{Schema, bind, claim, gasless_row, row};
-use crate::stand::SOON;
+use super::fixture::{Schema, bind, claim, gasless_row, row};
+use crate::relay_fixture::SOON;
 
 /// Long enough for a busy machine to do the work, short enough to wait out.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -18,7 +18,7 @@ use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use uuid::Uuid;
 
-use crate::stand::TO;
+use crate::relay_fixture::TO;
 
 pub struct Fixture {
     pub store: Arc<dyn TransactionStore>,

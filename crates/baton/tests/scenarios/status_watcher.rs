@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use crate::clients::Client;
+use crate::load_client::Client;
 
 /// Between two looks; the readers are not the load.
 const PAUSE: Duration = Duration::from_millis(40);

@@ -5,7 +5,7 @@ use harness::engine::Engine;
 use harness::relayer::sign_base64;
 use serde_json::json;
 
-use crate::stand::{Plan, WEBHOOK_KEY};
+use crate::relay_fixture::{Plan, WEBHOOK_KEY};
 
 #[tokio::test]
 async fn a_hash_that_no_column_holds_ends_the_transaction_all_the_same() {

@@ -7,10 +7,10 @@ use harness::relayer::{FaultPlan, Faults, PostFault};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::clients::{Client, Promises};
 use crate::ledger::Ledger;
-use crate::stand::{Plan, Stand};
-use crate::watch::{Seen, Watch};
+use crate::load_client::{Client, Promises};
+use crate::relay_fixture::{Plan, Stand};
+use crate::status_watcher::{Seen, Watch};
 
 /// What a killed process held is free again after seconds, and each unknown outcome is settled within a few more.
 const PATIENCE: Duration = Duration::from_secs(180);

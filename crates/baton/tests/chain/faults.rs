@@ -10,8 +10,8 @@ use harness::proxy::{Mode, Proxy};
 use harness::servers::{Server, Servers};
 use harness::wait::{eventually, eventually_ok};
 
-use crate::gate::{Gate, Sends};
-use crate::signers::{LATER, Plan, SOON};
+use crate::chain_fixture::{LATER, Plan, SOON};
+use crate::rpc_proxy::{Gate, Sends};
 
 #[tokio::test]
 async fn relayers_and_consumer_killed_and_cut_off_under_load_execute_each_transaction_once() {
@@ -125,8 +125,11 @@ async fn what_is_accepted_while_the_chain_is_away_is_sent_in_order_when_it_is_ba
     stand.relayers.kill9().await.unwrap();
     stand.relayers.restart().await.unwrap();
     stand.relayers_ready().await;
-    let (_, relayers) = crate::signers::answer(
-        stand.http.get(format!("{}/api/v1/relayers", stand.relayer_urls[0])).bearer_auth(crate::signers::RELAYER_KEY),
+    let (_, relayers) = crate::chain_fixture::answer(
+        stand
+            .http
+            .get(format!("{}/api/v1/relayers", stand.relayer_urls[0]))
+            .bearer_auth(crate::chain_fixture::RELAYER_KEY),
     )
     .await;
     assert_eq!(relayers["data"][0]["system_disabled"], true);

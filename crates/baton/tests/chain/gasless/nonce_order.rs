@@ -12,7 +12,7 @@ use harness::wait::eventually_ok;
 use serde_json::{Value, json};
 
 use super::{Ground, known, post};
-use crate::unchained::{LATER, Plan, SOON, Stand};
+use crate::relay_fixture::{LATER, Plan, SOON, Stand};
 
 /// Posts the transfers of nonces 0 to `count`, in order; their ids.
 async fn queue(ground: &Ground, stand: &Stand, count: u64) -> Vec<String> {

@@ -4,7 +4,7 @@ use harness::engine::{Engine, address};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
-use crate::stand::{Plan, SOON, Stand, serial_body, serial_data};
+use crate::relay_fixture::{Plan, SOON, Stand, serial_body, serial_data};
 
 /// The API behind links to its servers; the consumer reaches them directly.
 struct Links {

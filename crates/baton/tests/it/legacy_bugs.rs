@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use harness::relayer::{Faults, PostFault};
 use serde_json::json;
 
-use crate::stand::{LATER, Plan, SOON, TO};
+use crate::relay_fixture::{LATER, Plan, SOON, TO};
 
 #[tokio::test]
 async fn messages_were_handled_one_after_another() {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use harness::servers::Servers;
 use harness::wait::{eventually, eventually_ok};
 
-use crate::clients::{Client, Manners, Promises, Told};
-use crate::stand::{Plan, SOON, Stand};
-use crate::story::Story;
+use crate::load_client::{Client, Manners, Promises, Told};
+use crate::relay_fixture::{Plan, SOON, Stand};
+use crate::scenario::Story;
 
 /// Every second client names its requests; told nothing, it asks again until it is accepted.
 pub const CROWD: Manners = Manners { clients: 12, pause_max: Duration::from_millis(150), insistent: true };

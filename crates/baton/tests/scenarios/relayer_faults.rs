@@ -6,9 +6,9 @@ use std::time::Duration;
 use harness::relayer::{FaultPlan, Faults, Memory, Outcome, PostFault};
 use harness::wait::{eventually, eventually_ok};
 
-use crate::clients::{Client, Manners, serial_of_data};
-use crate::stand::{LATER, SOON, Stand};
-use crate::story::{Story, mortal};
+use crate::load_client::{Client, Manners, serial_of_data};
+use crate::relay_fixture::{LATER, SOON, Stand};
+use crate::scenario::{Story, mortal};
 
 const NEVER_SIGNED: &str = "Transaction in Pending state for over 2 minutes. Replacing with NOOP.";
 const MANNERS: Manners = Manners { clients: 8, pause_max: Duration::from_millis(40), insistent: false };

@@ -3,7 +3,7 @@
 use harness::engine::server;
 use serde_json::{Value, json};
 
-use crate::stand::{SOON, Stand};
+use crate::relay_fixture::{SOON, Stand};
 
 /// One queue of a stand's.
 pub struct SqsQueue {

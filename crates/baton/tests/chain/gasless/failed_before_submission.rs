@@ -8,7 +8,7 @@ use harness::wait::eventually;
 use serde_json::{Value, json};
 
 use super::{Ground, post};
-use crate::unchained::{SOON, Stand};
+use crate::relay_fixture::{SOON, Stand};
 
 async fn accepted(stand: &Stand, body: &Value) -> String {
     let (code, said) = post(stand, body, None).await;

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::stand::{API_KEY, SOON, Stand, TO, serial_data};
+use crate::relay_fixture::{API_KEY, SOON, Stand, TO, serial_data};
 
 /// Added to the serial number to make the amount, so that a listed row can be told from the warm-up's.
 const AMOUNT_BASE: usize = 1_000_000;
