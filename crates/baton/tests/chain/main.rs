@@ -1,5 +1,5 @@
-//! The product on a real chain: the real binary, development relayers that sign, contracts that were compiled from their
-//! sources. `scripts/services start chain` starts the chain.
+//! The product on a real chain: the real binary, development relayers that sign, and contracts compiled from source.
+//! `scripts/services start chain` starts the chain.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 

@@ -1,5 +1,5 @@
-//! A node that can be deaf or dumb where it matters: only what sends a transaction is held back, or loses its answer. It
-//! counts what it is asked.
+//! A proxy in front of a chain's JSON-RPC. It can drop `eth_sendRawTransaction` or its answer, passes everything else, and
+//! counts requests by method.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,19 +14,18 @@ use harness::chain::Chain;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What becomes of a transaction that is sent.
+/// Fault of `eth_sendRawTransaction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sends {
-    /// The chain gets it and answers.
-    Pass,
-    /// The chain never hears of it.
-    HeldBack,
-    /// The chain gets it, and its answer is lost.
-    Unanswered,
+pub enum SendFault {
+    None,
+    /// The request does not reach the chain.
+    Dropped,
+    /// The chain gets the request, and its answer is lost.
+    AnswerLost,
 }
 
-/// Stands before a chain's JSON-RPC.
-pub struct Gate {
+/// A running proxy. Dropping it stops it.
+pub struct RpcProxy {
     url: String,
     state: Arc<Inner>,
     server: JoinHandle<()>,
@@ -35,25 +34,25 @@ pub struct Gate {
 struct Inner {
     chain: String,
     http: reqwest::Client,
-    sends: Mutex<Sends>,
-    /// Bodies of sends, whatever became of them.
-    seen: Mutex<Vec<String>>,
-    /// How often each method came by.
-    asked: Mutex<BTreeMap<String, usize>>,
+    fault: Mutex<SendFault>,
+    /// Signed transactions of all send requests, dropped ones included.
+    sent: Mutex<Vec<String>>,
+    /// Number of requests by method.
+    requests: Mutex<BTreeMap<String, usize>>,
 }
 
-impl Gate {
-    pub async fn before(chain: &Chain) -> Self {
+impl RpcProxy {
+    pub async fn start(chain: &Chain) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Inner {
             chain: chain.url().to_owned(),
             http: harness::http_client(),
-            sends: Mutex::new(Sends::Pass),
-            seen: Mutex::default(),
-            asked: Mutex::default(),
+            fault: Mutex::new(SendFault::None),
+            sent: Mutex::default(),
+            requests: Mutex::default(),
         });
-        let router = Router::new().route("/", post(pass)).with_state(Arc::clone(&state));
+        let router = Router::new().route("/", post(forward)).with_state(Arc::clone(&state));
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { url, state, server }
     }
@@ -62,46 +61,46 @@ impl Gate {
         &self.url
     }
 
-    pub fn set(&self, sends: Sends) {
-        *self.state.sends.lock().unwrap() = sends;
+    pub fn set(&self, fault: SendFault) {
+        *self.state.fault.lock().unwrap() = fault;
     }
 
-    /// How often it was asked that.
-    pub fn asked(&self, method: &str) -> usize {
-        self.state.asked.lock().unwrap().get(method).copied().unwrap_or_default()
+    /// The number of requests with this method.
+    pub fn request_count(&self, method: &str) -> usize {
+        self.state.requests.lock().unwrap().get(method).copied().unwrap_or_default()
     }
 
-    /// The signed transactions that came by, each once.
-    pub fn transactions(&self) -> Vec<String> {
-        let mut seen = self.state.seen.lock().unwrap().clone();
-        seen.sort();
-        seen.dedup();
-        seen
+    /// The distinct signed transactions in all send requests.
+    pub fn signed_transactions(&self) -> Vec<String> {
+        let mut sent = self.state.sent.lock().unwrap().clone();
+        sent.sort();
+        sent.dedup();
+        sent
     }
 }
 
-impl Drop for Gate {
+impl Drop for RpcProxy {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
-async fn pass(State(gate): State<Arc<Inner>>, body: Bytes) -> Response {
-    let question: serde_json::Value = serde_json::from_slice(&body).unwrap();
-    let method = question["method"].as_str().unwrap();
-    *gate.asked.lock().unwrap().entry(method.to_owned()).or_default() += 1;
+async fn forward(State(rpc): State<Arc<Inner>>, body: Bytes) -> Response {
+    let request: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    let method = request["method"].as_str().unwrap();
+    *rpc.requests.lock().unwrap().entry(method.to_owned()).or_default() += 1;
     let is_send = method == "eth_sendRawTransaction";
-    let sends = if is_send { *gate.sends.lock().unwrap() } else { Sends::Pass };
+    let fault = if is_send { *rpc.fault.lock().unwrap() } else { SendFault::None };
     if is_send {
-        gate.seen.lock().unwrap().push(question["params"][0].as_str().unwrap().to_owned());
+        rpc.sent.lock().unwrap().push(request["params"][0].as_str().unwrap().to_owned());
     }
-    if sends == Sends::HeldBack {
+    if fault == SendFault::Dropped {
         return StatusCode::BAD_GATEWAY.into_response();
     }
-    let asked = gate.http.post(&gate.chain).header("content-type", "application/json").body(body).send();
-    let answer = asked.await.unwrap().bytes().await.unwrap();
-    match sends {
-        Sends::Unanswered => StatusCode::BAD_GATEWAY.into_response(),
+    let forwarded = rpc.http.post(&rpc.chain).header("content-type", "application/json").body(body).send();
+    let answer = forwarded.await.unwrap().bytes().await.unwrap();
+    match fault {
+        SendFault::AnswerLost => StatusCode::BAD_GATEWAY.into_response(),
         _ => ([("content-type", "application/json")], answer).into_response(),
     }
 }

@@ -1,6 +1,6 @@
-//! What can only happen beyond one machine: row, message and cache in three systems, each of which can be away, slow,
-//! or gone at the worst moment. The servers are those of `scripts/services`; the stories that every engine must stand
-//! are in `scenarios`, run with `BATON_TEST_ENGINE`.
+//! Faults that need separate servers: row, message and cache are in three systems, each of which can be unavailable, slow
+//! or lost. The servers are those of `scripts/services`. The scenarios for every engine are in `scenarios`, run with
+//! `BATON_TEST_ENGINE`.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 

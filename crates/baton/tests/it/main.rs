@@ -1,4 +1,4 @@
-//! The product as its users meet it: the real binary on the embedded engine, relayers that can misbehave, and HTTP.
+//! The product over HTTP: the real binary on the embedded engine, with simulated relayers that can misbehave.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 

@@ -13,15 +13,15 @@ use baton::timestamp::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
 
-use fixture::{Fixture, bind, claim, gasless_row, row};
+use fixture::{StoreFixture, bind, claim, gasless_row, row};
 
 macro_rules! on_every_database {
     ($($test:ident)+) => {
         mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(&super::Fixture::sqlite().await).await; })+
+            $(#[tokio::test] async fn $test() { super::$test(&super::StoreFixture::sqlite().await).await; })+
         }
         mod on_mysql {
-            $(#[tokio::test] async fn $test() { super::$test(&super::Fixture::mysql().await).await; })+
+            $(#[tokio::test] async fn $test() { super::$test(&super::StoreFixture::mysql().await).await; })+
         }
     };
 }
@@ -51,7 +51,7 @@ on_every_database! {
     a_request_whose_nonce_is_taken_does_not_use_up_its_key
 }
 
-async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) {
+async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(row.clone()));
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
@@ -89,7 +89,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);
 }
 
-async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Fixture) {
+async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &StoreFixture) {
     let bound = fixture.bound("oz-1").await.unwrap();
     fixture.execute("ALTER TABLE transactions DROP COLUMN block_number").await;
     fixture.execute("DELETE FROM schema_version WHERE version = 3").await;
@@ -125,7 +125,7 @@ fn word(tx_id: &str, status: ReportedStatus) -> Report {
     }
 }
 
-async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
+async fn of_two_moves_from_one_version_one_is_stale(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     let claims: Vec<_> = (0..4).map(|_| claim(&row).0).collect();
     let saves = claims.iter().map(|moved| fixture.store.save(moved));
@@ -137,7 +137,7 @@ async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
     assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "there is no such row");
 }
 
-async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
+async fn moves_made_at_once_each_have_their_own_answer(fixture: &StoreFixture) {
     fixture.bound("taken").await.unwrap();
     let now = Timestamp::now();
     fixture.store.keep_early_webhook(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
@@ -182,7 +182,7 @@ async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
     assert_eq!(conflicts, 1);
 }
 
-async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
+async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     let first = fixture.bound("oz-1").await.unwrap();
     let (rival, token) = fixture.claimed().await;
     let second = fixture.store.save(&bind(&rival, token, "oz-1")).await;
@@ -205,7 +205,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
     assert_eq!(fixture.store.bound_among(&[]).await.unwrap(), []);
 }
 
-async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &Fixture) {
+async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &StoreFixture) {
     for round in 0..10 {
         let tx_id = format!("oz-{round}");
         let mut binds = Vec::new();
@@ -222,14 +222,14 @@ async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &Fixture)
     }
 }
 
-async fn ids_differ_by_case_and_by_a_space_at_the_end(fixture: &Fixture) {
+async fn ids_differ_by_case_and_by_a_space_at_the_end(fixture: &StoreFixture) {
     for tx_id in ["oz-a", "oz-A", "oz-a ", "oz-á"] {
         let row = fixture.bound(tx_id).await.unwrap();
         assert_eq!(fixture.store.find_bound(&RelayerTxId(tx_id.into())).await.unwrap(), Some(row));
     }
 }
 
-async fn a_row_is_inserted_once_and_all_or_none(fixture: &Fixture) {
+async fn a_row_is_inserted_once_and_all_or_none(fixture: &StoreFixture) {
     let (old, new) = (fixture.inserted().await, row(1000));
     let again = fixture.store.insert(&[new.clone(), old]).await;
     assert!(matches!(again, Err(StoreError::Conflict { constraint: "transactions_pkey" })), "{again:?}");
@@ -242,7 +242,7 @@ async fn a_row_is_inserted_once_and_all_or_none(fixture: &Fixture) {
     fixture.store.insert(&[]).await.unwrap();
 }
 
-async fn due_rows_come_oldest_first_and_final_ones_never(fixture: &Fixture) {
+async fn due_rows_come_oldest_first_and_final_ones_never(fixture: &StoreFixture) {
     let (late, early, done) = (row(2000), row(1000), row(500));
     fixture.store.insert(&[late.clone(), early.clone(), done.clone()]).await.unwrap();
     fixture.store.save(&done.resolve_fail(Timestamp(3000)).unwrap()).await.unwrap();
@@ -264,7 +264,7 @@ async fn due_rows_come_oldest_first_and_final_ones_never(fixture: &Fixture) {
     assert_eq!(claimed, [early.id]);
 }
 
-async fn lists_are_filtered_and_paged_newest_first(fixture: &Fixture) {
+async fn lists_are_filtered_and_paged_newest_first(fixture: &StoreFixture) {
     let mut ids = Vec::new();
     for _ in 0..5 {
         ids.push(fixture.inserted().await.id);
@@ -299,7 +299,7 @@ async fn lists_are_filtered_and_paged_newest_first(fixture: &Fixture) {
     assert_eq!(list(Filter { from: Some(after), ..Filter::default() }, None, 10).await, []);
 }
 
-async fn the_witness_is_the_last_row_bound_before(fixture: &Fixture) {
+async fn the_witness_is_the_last_row_bound_before(fixture: &StoreFixture) {
     let relayer = RelayerUrl("http://r1".into());
     let later = Timestamp(Timestamp::now().0 + 60_000);
     assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), None);
@@ -311,7 +311,7 @@ async fn the_witness_is_the_last_row_bound_before(fixture: &Fixture) {
     assert_eq!(fixture.store.bound_before(&RelayerUrl("http://r2".into()), later).await.unwrap(), None);
 }
 
-async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &Fixture) {
+async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &StoreFixture) {
     let tx_id = RelayerTxId("oz-1".into());
     for record in ["one", "two"] {
         fixture.store.keep_early_webhook(&tx_id, record, Timestamp(1000)).await.unwrap();
@@ -327,7 +327,7 @@ async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &Fixture) {
     assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
 }
 
-async fn early_webhooks_are_not_kept_without_end(fixture: &Fixture) {
+async fn early_webhooks_are_not_kept_without_end(fixture: &StoreFixture) {
     let tx_id = RelayerTxId("oz-1".into());
     let keeps = (0..8).map(|_| fixture.store.keep_early_webhook(&tx_id, "at once", Timestamp(1000)));
     futures::future::join_all(keeps).await.into_iter().for_each(Result::unwrap);
@@ -337,7 +337,7 @@ async fn early_webhooks_are_not_kept_without_end(fixture: &Fixture) {
     assert_eq!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().len(), 20);
 }
 
-async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &Fixture) {
+async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &StoreFixture) {
     for round in 0..50 {
         let tx_id = RelayerTxId(format!("oz-{round}"));
         let (claimed, token) = fixture.claimed().await;
@@ -352,7 +352,7 @@ async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &Fixture) {
     }
 }
 
-async fn steps_written_at_once_all_have_a_place(fixture: &Fixture) {
+async fn steps_written_at_once_all_have_a_place(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     let claimed = claim(&row).0;
     let notes = (0..8).map(|_| async {
@@ -364,7 +364,7 @@ async fn steps_written_at_once_all_have_a_place(fixture: &Fixture) {
     assert_eq!(places, (1..=9).collect::<Vec<_>>());
 }
 
-async fn a_timeline_does_not_grow_without_end(fixture: &Fixture) {
+async fn a_timeline_does_not_grow_without_end(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     for _ in 0..205 {
         fixture.store.note(row.id, &Step::new("webhook-ignored", "again"), Timestamp(1)).await.unwrap();
@@ -374,7 +374,7 @@ async fn a_timeline_does_not_grow_without_end(fixture: &Fixture) {
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 201, "there is room for what matters");
 }
 
-async fn the_census_counts_what_is_open(fixture: &Fixture) {
+async fn the_census_counts_what_is_open(fixture: &StoreFixture) {
     let oldest = fixture.inserted().await;
     let bound = fixture.bound("oz-1").await.unwrap();
     let (claimed, token) = fixture.claimed().await;
@@ -408,7 +408,7 @@ async fn the_census_counts_what_is_open(fixture: &Fixture) {
     fixture.store.ping().await.unwrap();
 }
 
-async fn a_row_that_cannot_be_read_names_its_column(fixture: &Fixture) {
+async fn a_row_that_cannot_be_read_names_its_column(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     fixture.execute("UPDATE transactions SET status = 'perhaps'").await;
     let read = fixture.store.get(row.id).await;
@@ -421,17 +421,17 @@ async fn a_row_that_cannot_be_read_names_its_column(fixture: &Fixture) {
     assert_eq!((timeline[0].action.as_str(), timeline[0].at), ("looked", Timestamp(2)));
 }
 
-async fn accept(fixture: &Fixture, row: &Transaction, key: Option<&str>) -> Accepted {
+async fn accept(fixture: &StoreFixture, row: &Transaction, key: Option<&str>) -> Accepted {
     let key = key.map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: [7; 32] });
     fixture.store.accept(&[(row.clone(), key)]).await.remove(0).unwrap()
 }
 
-async fn fail(fixture: &Fixture, row: &Transaction) {
+async fn fail(fixture: &StoreFixture, row: &Transaction) {
     let failed = row.abandon("test", Timestamp::now()).unwrap();
     assert_eq!(fixture.store.save(&failed).await.unwrap(), Saved::Yes { early: false });
 }
 
-async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &Fixture) {
+async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &StoreFixture) {
     let row = gasless_row(3);
     assert_eq!(accept(fixture, &row, None).await, Accepted::Stored);
     assert_eq!(fixture.store.get(row.id).await.unwrap().as_ref(), Some(&row));
@@ -444,7 +444,7 @@ async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &Fixture) {
     assert_eq!(fixture.store.list(&gasless, None, 10).await.unwrap(), [bound.transaction]);
 }
 
-async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &Fixture) {
+async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &StoreFixture) {
     let rows: Vec<_> = (0..20).map(|_| gasless_row(5)).collect();
     let accepts = rows.iter().map(|row| accept(fixture, row, None));
     let answers = futures::future::join_all(accepts).await;
@@ -464,7 +464,7 @@ async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &Fixture) {
     assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap(), Some(second));
 }
 
-async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &Fixture) {
+async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &StoreFixture) {
     let (one, two) = (gasless_row(9), gasless_row(10));
     let signer = one.forward.as_ref().unwrap().signer();
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
@@ -480,7 +480,7 @@ async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &Fixture) 
     assert_eq!(fixture.store.last_nonce(stranger).await.unwrap(), None, "each forwarder counts its own");
 }
 
-async fn a_request_whose_nonce_is_taken_does_not_use_up_its_key(fixture: &Fixture) {
+async fn a_request_whose_nonce_is_taken_does_not_use_up_its_key(fixture: &StoreFixture) {
     let (first, second) = (gasless_row(1), gasless_row(1));
     assert_eq!(accept(fixture, &first, Some("one")).await, Accepted::Stored);
     assert_eq!(

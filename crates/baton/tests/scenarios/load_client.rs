@@ -1,4 +1,5 @@
-//! Clients: they send, remember what they were told, and go on with the next request when they were told nothing.
+//! Clients that put load on the API and record each answer. A client without an answer continues with its next request,
+//! unless its profile makes it repeat the request.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,51 +10,51 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::relay_fixture::{API_KEY, SOON, Stand, TO, serial_data};
+use crate::relay_fixture::{API_KEY, RelayFixture, SOON, TO, serial_data};
 
-/// Added to the serial number to make the amount, so that a listed row can be told from the warm-up's.
+/// A request's amount is this plus its serial number, which distinguishes its row from the rows of the warm-up.
 const AMOUNT_BASE: usize = 1_000_000;
 
-/// Someone who talks to the API.
+/// A client of the API.
 #[derive(Clone)]
-pub struct Client {
+pub struct LoadClient {
     http: reqwest::Client,
     base: String,
-    /// How often somebody was refused so far.
+    /// Requests answered with 503 so far.
     pub refusals: Arc<AtomicUsize>,
-    /// How often nothing came back at all: no connection, or this client's own patience was over.
-    pub silences: Arc<AtomicUsize>,
+    /// Requests without any response so far: no connection, or the client's own timeout.
+    pub without_response: Arc<AtomicUsize>,
 }
 
-/// What clients were told, by serial number.
+/// The answers that clients received, by serial number.
 #[derive(Debug, Default)]
-pub struct Promises {
-    /// 202, with this id.
+pub struct ClientAnswers {
+    /// 202: transaction id and serial number.
     pub accepted: Vec<(String, usize)>,
-    /// 503: it will never happen.
+    /// 503: the transaction must never be sent.
     pub refused: Vec<usize>,
-    /// Nothing, or that nobody knows: anything may have become of it, but at most once.
+    /// 504 or no response: the transaction may have been sent, at most once.
     pub unanswered: Vec<usize>,
-    /// What each of those saw instead of an answer.
-    pub silences: Vec<String>,
+    /// The cause of each unanswered request.
+    pub unanswered_causes: Vec<String>,
 }
 
-/// What one request came to.
-pub enum Told {
+/// The answer to one request.
+pub enum Answer {
     Accepted(String),
     Refused,
-    /// For this reason.
-    Nothing(String),
+    /// 504 or no response, with the cause.
+    OutcomeUnknown(String),
 }
 
-impl Promises {
-    pub fn add(&mut self, serial: usize, told: Told) {
-        match told {
-            Told::Accepted(id) => self.accepted.push((id, serial)),
-            Told::Refused => self.refused.push(serial),
-            Told::Nothing(silence) => {
+impl ClientAnswers {
+    pub fn add(&mut self, serial: usize, answer: Answer) {
+        match answer {
+            Answer::Accepted(id) => self.accepted.push((id, serial)),
+            Answer::Refused => self.refused.push(serial),
+            Answer::OutcomeUnknown(cause) => {
                 self.unanswered.push(serial);
-                self.silences.push(format!("{serial}: {silence}"));
+                self.unanswered_causes.push(format!("{serial}: {cause}"));
             }
         }
     }
@@ -62,7 +63,7 @@ impl Promises {
         self.accepted.extend(other.accepted);
         self.refused.extend(other.refused);
         self.unanswered.extend(other.unanswered);
-        self.silences.extend(other.silences);
+        self.unanswered_causes.extend(other.unanswered_causes);
     }
 
     pub fn total(&self) -> usize {
@@ -70,19 +71,24 @@ impl Promises {
     }
 }
 
-/// How clients behave.
+/// Number and behaviour of the clients of one load.
 #[derive(Clone, Copy)]
-pub struct Manners {
+pub struct LoadProfile {
     pub clients: usize,
-    /// The longest pause between two requests of one client.
+    /// Upper bound of the random pause between two requests of one client.
     pub pause_max: Duration,
-    /// Every second client names its requests; told nothing, it asks again until it is accepted.
-    pub insistent: bool,
+    /// Every second client sends idempotency keys and, without an answer, repeats the request until it is accepted.
+    pub retry_until_accepted: bool,
 }
 
-impl Client {
-    pub fn of(stand: &Stand) -> Self {
-        Self { http: stand.http.clone(), base: stand.base.clone(), refusals: Arc::default(), silences: Arc::default() }
+impl LoadClient {
+    pub fn of(relay: &RelayFixture) -> Self {
+        Self {
+            http: relay.http.clone(),
+            base: relay.base.clone(),
+            refusals: Arc::default(),
+            without_response: Arc::default(),
+        }
     }
 
     pub async fn get(&self, path: &str) -> Option<(u16, Value)> {
@@ -91,7 +97,7 @@ impl Client {
         Some((answer.status().as_u16(), answer.json().await.ok()?))
     }
 
-    /// One page of the list, newest first, and the way to the next.
+    /// One page of the list, newest first, and the cursor of the next page.
     pub async fn page(&self, cursor: Option<&str>) -> Option<(Vec<Value>, Option<String>)> {
         let cursor = cursor.map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
         let (status, mut page) = self.get(&format!("/api/v1/relay/transactions?limit=200{cursor}")).await?;
@@ -99,81 +105,87 @@ impl Client {
         (status == 200).then(|| (rows, page["nextCursor"].as_str().map(str::to_owned)))
     }
 
-    /// Sends the transaction of that serial number.
-    pub async fn send(&self, serial: usize, key: Option<&str>) -> Told {
+    /// Sends the transaction with this serial number.
+    pub async fn send(&self, serial: usize, key: Option<&str>) -> Answer {
         let mut request = self.http.post(format!("{}/api/v1/relay/direct", self.base)).header("x-api-key", API_KEY);
         if let Some(key) = key {
             request = request.header("idempotency-key", key);
         }
-        let answer = match request.timeout(SOON).json(&body(serial)).send().await {
-            Ok(answer) => answer,
+        let response = match request.timeout(SOON).json(&body(serial)).send().await {
+            Ok(response) => response,
             Err(failure) => {
-                self.silences.fetch_add(1, Ordering::Relaxed);
-                return Told::Nothing(format!("{failure:?}"));
+                self.without_response.fetch_add(1, Ordering::Relaxed);
+                return Answer::OutcomeUnknown(format!("{failure:?}"));
             }
         };
-        let status = answer.status().as_u16();
-        let said = match answer.json::<Value>().await {
-            Ok(said) => said,
-            Err(failure) => return Told::Nothing(format!("{status}, then {failure:?}")),
+        let status = response.status().as_u16();
+        let body = match response.json::<Value>().await {
+            Ok(body) => body,
+            Err(failure) => return Answer::OutcomeUnknown(format!("{status}, then {failure:?}")),
         };
         match status {
-            202 => Told::Accepted(said["transactionId"].as_str().unwrap().to_owned()),
+            202 => Answer::Accepted(body["transactionId"].as_str().unwrap().to_owned()),
             503 => {
                 self.refusals.fetch_add(1, Ordering::Relaxed);
-                Told::Refused
+                Answer::Refused
             }
-            504 => Told::Nothing(said.to_string()),
-            other => panic!("an answer that no client expects: {other} {said}"),
+            504 => Answer::OutcomeUnknown(body.to_string()),
+            other => panic!("unexpected status {other}: {body}"),
         }
     }
 
-    /// Several clients at once send these; they share the serial numbers out among themselves.
-    pub async fn crowd(&self, manners: Manners, serials: Range<usize>, seed: u64) -> Promises {
-        let lives = (0..manners.clients).map(|number| {
-            let own = serials.clone().skip(number).step_by(manners.clients);
-            self.live(manners, number, own, seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    /// Sends these transactions from several concurrent clients; client `n` takes every `clients`-th serial number.
+    pub async fn send_all(&self, profile: LoadProfile, serials: Range<usize>, seed: u64) -> ClientAnswers {
+        let clients = (0..profile.clients).map(|number| {
+            let own = serials.clone().skip(number).step_by(profile.clients);
+            self.send_as_client(profile, number, own, seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
         });
-        let mut all = Promises::default();
-        for promises in futures::future::join_all(lives).await {
-            all.extend(promises);
+        let mut all = ClientAnswers::default();
+        for answers in futures::future::join_all(clients).await {
+            all.extend(answers);
         }
         all
     }
 
-    async fn live(&self, manners: Manners, number: usize, serials: impl Iterator<Item = usize>, seed: u64) -> Promises {
-        let mut dice = StdRng::seed_from_u64(seed);
-        let mut promises = Promises::default();
+    async fn send_as_client(
+        &self,
+        profile: LoadProfile,
+        number: usize,
+        serials: impl Iterator<Item = usize>,
+        seed: u64,
+    ) -> ClientAnswers {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut answers = ClientAnswers::default();
         for serial in serials {
-            let named = manners.insistent && number.is_multiple_of(2);
-            let key = named.then(|| format!("order-{serial}"));
-            let mut told = self.send(serial, key.as_deref()).await;
-            // Once it was told nothing, an earlier try may be under way: a refusal then speaks of the last try alone.
-            if named && matches!(told, Told::Nothing(_)) {
-                while !matches!(told, Told::Accepted(_)) {
+            let keyed = profile.retry_until_accepted && number.is_multiple_of(2);
+            let key = keyed.then(|| format!("order-{serial}"));
+            let mut answer = self.send(serial, key.as_deref()).await;
+            // After a request without an answer, 503 applies only to the last attempt: an earlier one may still take effect.
+            if keyed && matches!(answer, Answer::OutcomeUnknown(_)) {
+                while !matches!(answer, Answer::Accepted(_)) {
                     tokio::time::sleep(Duration::from_millis(50)).await;
-                    told = self.send(serial, key.as_deref()).await;
+                    answer = self.send(serial, key.as_deref()).await;
                 }
             }
-            promises.add(serial, told);
-            tokio::time::sleep(manners.pause_max.mul_f64(dice.random::<f64>())).await;
+            answers.add(serial, answer);
+            tokio::time::sleep(profile.pause_max.mul_f64(rng.random::<f64>())).await;
         }
-        promises
+        answers
     }
 }
 
-/// A request that can be recognised everywhere: by its data at the relayers, by its amount in the list.
+/// A request that carries its serial number twice: relayers show it in `data`, the list shows it in `value`.
 pub fn body(serial: usize) -> Value {
     let amount = (AMOUNT_BASE + serial).to_string();
     json!({ "to": TO, "value": amount, "data": serial_data(serial), "gas": 60000, "speed": "fast" })
 }
 
-/// The serial number of a listed row; none for the warm-up's.
+/// The serial number of a listed row; `None` for a row of the warm-up.
 pub fn serial_of_row(row: &Value) -> Option<usize> {
     row["value"].as_str()?.parse::<usize>().ok()?.checked_sub(AMOUNT_BASE)
 }
 
-/// The serial number in the data that a relayer was sent.
+/// The serial number in the `data` that a relayer received.
 pub fn serial_of_data(data: &str) -> Option<usize> {
     usize::from_str_radix(data.strip_prefix("0x")?, 16).ok()
 }

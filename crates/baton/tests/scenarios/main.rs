@@ -1,6 +1,6 @@
-//! Failure stories: the real binary on short clocks, one kind of trouble a file, and one ledger that must add up in the
-//! end (`ledger.rs`). Each prints its seed and a `SUMMARY` line; `SCENARIO_SEED` repeats a run, `scripts/torture` runs
-//! them mixed for as long as you like.
+//! Fault scenarios: the real binary with short timings, one kind of fault per file, and one ledger that is checked at the
+//! end (`ledger.rs`). Each scenario prints its seed and a `SUMMARY` line. `SCENARIO_SEED` repeats a run; `scripts/torture`
+//! runs the scenarios mixed for a given time.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 

@@ -1,4 +1,4 @@
-//! One run of one story: its seed, its dice, what was done to it, and the line that says how it ended.
+//! One run of one scenario: its seed, the faults it injects, and the `SUMMARY` line at its end.
 
 use std::time::{Duration, Instant};
 
@@ -8,29 +8,30 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::ledger::Ledger;
-use crate::load_client::{Client, Promises};
-use crate::relay_fixture::{Plan, Stand};
-use crate::status_watcher::{Seen, Watch};
+use crate::load_client::{ClientAnswers, LoadClient};
+use crate::relay_fixture::{RelayFixture, RelaySetup};
+use crate::status_watcher::{StatusWatcher, WatchReport};
 
-/// What a killed process held is free again after seconds, and each unknown outcome is settled within a few more.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// The seed of every run that is not told another one.
+/// Deadline for all transactions to be final. Leases and claims of a killed process expire within seconds, and each unknown
+/// outcome is settled a few seconds later.
+const FINAL_TIMEOUT: Duration = Duration::from_secs(180);
+/// The seed, unless `SCENARIO_SEED` sets another.
 const SEED: u64 = 20_260_731;
 
-/// A run.
-pub struct Story {
+/// One run of a scenario.
+pub struct Scenario {
     pub seed: u64,
-    pub dice: StdRng,
+    pub rng: StdRng,
     /// Processes killed with `kill -9`.
     pub kills: usize,
     name: &'static str,
     started: Instant,
-    watch: Option<Watch>,
-    seen: Seen,
+    watcher: Option<StatusWatcher>,
+    watched: WatchReport,
 }
 
-impl Story {
-    /// Prints the seed, so that a run that never ends can be repeated too.
+impl Scenario {
+    /// Prints the seed at once, so that even a run that hangs can be repeated.
     pub fn begin(name: &'static str) -> Self {
         let seed = match std::env::var("SCENARIO_SEED") {
             Ok(text) => text.parse().expect("SCENARIO_SEED is a whole number"),
@@ -40,74 +41,75 @@ impl Story {
             "scenario {name} seed {seed} (repeat: SCENARIO_SEED={seed} cargo test -p baton --test {} {name})",
             env!("CARGO_CRATE_NAME")
         );
-        let (dice, started) = (StdRng::seed_from_u64(seed), Instant::now());
-        Self { seed, dice, kills: 0, name, started, watch: None, seen: Seen::default() }
+        let (rng, started) = (StdRng::seed_from_u64(seed), Instant::now());
+        Self { seed, rng, kills: 0, name, started, watcher: None, watched: WatchReport::default() }
     }
 
-    /// Somebody reads all the time from now on.
-    pub fn watch(&mut self, stand: &Stand) {
-        self.watch = Some(Watch::begin(Client::of(stand)));
+    /// Starts a reader that checks every status until the scenario ends.
+    pub fn start_watching(&mut self, relay: &RelayFixture) {
+        self.watcher = Some(StatusWatcher::start(LoadClient::of(relay)));
     }
 
-    /// Nobody reads any more: an operator is about to do what puts states back.
-    pub async fn look_away(&mut self) {
-        if let Some(watch) = self.watch.take() {
-            let seen = watch.end().await;
-            self.seen.reads += seen.reads;
-            self.seen.steps_back.extend(seen.steps_back);
+    /// Stops the reader, before an operator's command that legitimately moves a status back.
+    pub async fn stop_watching(&mut self) {
+        if let Some(watcher) = self.watcher.take() {
+            let watched = watcher.stop().await;
+            self.watched.reads += watched.reads;
+            self.watched.regressions.extend(watched.regressions);
         }
     }
 
-    /// A random time up to that long.
-    pub fn moment(&mut self, max: Duration) -> Duration {
-        max.mul_f64(self.dice.random::<f64>())
+    /// A random time up to `max`.
+    pub fn random_pause(&mut self, max: Duration) -> Duration {
+        max.mul_f64(self.rng.random::<f64>())
     }
 
-    /// `kill -9` and a new life, again and again, each after a random time: before it is ready, at work, or idle.
-    pub async fn kill_again_and_again(&mut self, process: &mut Process, times: usize, life_max: Duration) {
+    /// Kills the process with `kill -9` and restarts it, `times` times, each after a random time: before it is ready, at
+    /// work, or idle.
+    pub async fn kill_repeatedly(&mut self, process: &mut Process, times: usize, life_max: Duration) {
         for _ in 0..times {
-            tokio::time::sleep(self.moment(life_max)).await;
+            tokio::time::sleep(self.random_pause(life_max)).await;
             process.restart().await.unwrap();
             self.kills += 1;
         }
     }
 
-    /// Waits until everything is final, then balances the ledger.
+    /// Waits until every transaction is final, then checks the ledger.
     ///
     /// # Panics
-    /// With everything that is wrong, after the summary line was printed.
-    pub async fn end(mut self, stand: &Stand, promises: &Promises) -> Ledger {
-        let open = until_final(stand, PATIENCE).await;
-        self.look_away().await;
-        let mut ledger = Ledger::read(stand, promises).await;
-        ledger.findings.append(&mut self.seen.steps_back);
+    /// With all findings of the ledger, after it has printed the summary line.
+    pub async fn end(mut self, relay: &RelayFixture, answers: &ClientAnswers) -> Ledger {
+        let open = until_final(relay, FINAL_TIMEOUT).await;
+        self.stop_watching().await;
+        let mut ledger = Ledger::read(relay, answers).await;
+        ledger.findings.append(&mut self.watched.regressions);
         ledger.findings.extend(open);
         println!(
             "SUMMARY scenario={} seed={} transactions={} kills={} unknown={} duplicates={} lost={} confirmed={} failed={} \
              refused={} unanswered={} reads={} findings={} seconds={:.1}",
             self.name,
             self.seed,
-            promises.total(),
+            answers.total(),
             self.kills,
             ledger.unknown,
             ledger.duplicates,
             ledger.lost,
             ledger.confirmed,
             ledger.failed,
-            promises.refused.len(),
-            promises.unanswered.len(),
-            self.seen.reads,
+            answers.refused.len(),
+            answers.unanswered.len(),
+            self.watched.reads,
             ledger.findings.len(),
             self.started.elapsed().as_secs_f64(),
         );
-        ledger.assert_balanced(stand).await;
+        ledger.assert_balanced(relay).await;
         ledger
     }
 }
 
-/// Waits until no transaction is open; says what still is when that takes too long.
-pub async fn until_final(stand: &Stand, deadline: Duration) -> Option<String> {
-    let client = Client::of(stand);
+/// Waits until no transaction is open; after the deadline, returns a description of what is still open.
+pub async fn until_final(relay: &RelayFixture, deadline: Duration) -> Option<String> {
+    let client = LoadClient::of(relay);
     let started = Instant::now();
     let mut health = None;
     while started.elapsed() < deadline {
@@ -118,21 +120,21 @@ pub async fn until_final(stand: &Stand, deadline: Duration) -> Option<String> {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    Some(format!("not everything is final after {deadline:?}: {health:?}"))
+    Some(format!("transactions are still open after {deadline:?}: {health:?}"))
 }
 
-/// Relayers, clocks and leases for stories in which processes die: what they held is free again within seconds.
-pub fn mortal(relayers: usize) -> Plan {
-    Plan::relayers(relayers)
+/// A setup for scenarios that kill processes: leases and claims of a killed process expire within seconds.
+pub fn crash_setup(relayers: usize) -> RelaySetup {
+    RelaySetup::relayers(relayers)
         .env("QUEUE_LEASE_MS", "1000")
         .env("RECONCILE_SUBMITTED_MS", "3000")
         .env("LOG_LEVEL", "warn")
         .split()
 }
 
-/// A tenth of all submissions end so that nobody knows what came of them.
-pub fn a_tenth_unknown(stand: &Stand, seed: u64) {
-    for (number, relayer) in stand.relayers.iter().enumerate() {
+/// Gives a tenth of all submissions an unknown outcome.
+pub fn inject_unknown_outcomes(relay: &RelayFixture, seed: u64) {
+    for (number, relayer) in relay.relayers.iter().enumerate() {
         let plan = FaultPlan::new(seed.wrapping_add(number as u64))
             .with(PostFault::ErrorBeforeStoring, 0.02)
             .with(PostFault::ErrorAfterStoring, 0.02)
@@ -142,7 +144,7 @@ pub fn a_tenth_unknown(stand: &Stand, seed: u64) {
             .with(PostFault::GarbledAnswer, 0.005)
             .with(PostFault::QueueUnavailable, 0.005)
             .with(PostFault::HangAfterStoring, 0.002)
-            // It lands when everybody has given up on it, or died.
+            // Stored after the consumer has given up on the request, or has been killed.
             .with(PostFault::HangThenStore(Duration::from_millis(1500)), 0.008);
         relayer.set_faults(Faults::planned(plan));
     }

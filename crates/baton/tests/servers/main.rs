@@ -1,6 +1,6 @@
-//! Failure stories of the servers themselves: MySQL, SQS, RabbitMQ and Redis are killed, frozen, slowed down, filled up
-//! or made to repeat themselves while clients send, and the ledger of the other stories (`scenarios`) must add up. What a
-//! story may kill is its own (`harness::servers`); the others use what `scripts/services` has started.
+//! Fault scenarios of the servers: MySQL, SQS, RabbitMQ and Redis are killed, frozen, slowed down, exhausted or made to
+//! deliver duplicates while clients send; the ledger of `scenarios` is checked at the end. A scenario that kills or freezes
+//! a server starts its own (`harness::servers`); the others use the servers of `scripts/services`.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -24,7 +24,7 @@ mod redis_gone;
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod relay_fixture;
 #[path = "../scenarios/scenario.rs"]
-#[expect(dead_code, reason = "the other stories use the rest of it")]
+#[expect(dead_code, reason = "the other scenarios use the rest of it")]
 mod scenario;
 mod slow_submit;
 mod sqs_queue;

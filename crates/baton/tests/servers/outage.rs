@@ -1,4 +1,4 @@
-//! What all stories here have in common: short clocks, and clients that send before, during and after the trouble.
+//! Shared by all scenarios here: short timings, and clients that send during and after an outage.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
@@ -7,26 +7,27 @@ use std::time::Duration;
 use harness::servers::Servers;
 use harness::wait::{eventually, eventually_ok};
 
-use crate::load_client::{Client, Manners, Promises, Told};
-use crate::relay_fixture::{Plan, SOON, Stand};
-use crate::scenario::Story;
+use crate::load_client::{Answer, ClientAnswers, LoadClient, LoadProfile};
+use crate::relay_fixture::{RelayFixture, RelaySetup, SOON};
+use crate::scenario::Scenario;
 
-/// Every second client names its requests; told nothing, it asks again until it is accepted.
-pub const CROWD: Manners = Manners { clients: 12, pause_max: Duration::from_millis(150), insistent: true };
-/// Those who ask once, and are done when all are answered: also while nothing is accepted.
-pub const ONCE: Manners = Manners { insistent: false, ..CROWD };
-/// The numbers from which a trouble takes its own.
-pub const OWN_SERIALS: usize = 1_000_000;
-/// So many are sent while there is trouble, or more if it lasts.
+/// Every second client sends idempotency keys and, without an answer, repeats the request until it is accepted.
+pub const RETRYING_LOAD: LoadProfile =
+    LoadProfile { clients: 12, pause_max: Duration::from_millis(150), retry_until_accepted: true };
+/// Each request is sent once, so that the load ends even while nothing is accepted.
+pub const SINGLE_TRY_LOAD: LoadProfile = LoadProfile { retry_until_accepted: false, ..RETRYING_LOAD };
+/// The first serial number of the requests that an outage sends itself.
+pub const OUTAGE_SERIALS: usize = 1_000_000;
+/// Minimum number of requests during an outage.
 const DURING_MIN: usize = 240;
-/// Between two looks at whether it is over.
-const ROUND: usize = 60;
-/// And so many afterwards, when all is well again.
+/// Requests between two checks whether the outage is over.
+const PER_ROUND: usize = 60;
+/// Requests after the outage.
 const AFTER: usize = 96;
 
-/// The API and a consumer, three relayers, and clocks by which everything is found again within seconds.
-pub fn short_clocks() -> Plan {
-    Plan::relayers(3)
+/// An API, a consumer and three relayers, with timings that let the reconciler recover everything within seconds.
+pub fn short_timings() -> RelaySetup {
+    RelaySetup::relayers(3)
         .env("REQUEST_TIMEOUT_MS", "8000")
         .env("QUEUE_LEASE_MS", "3000")
         .env("RECONCILE_PENDING_MS", "3000")
@@ -35,53 +36,64 @@ pub fn short_clocks() -> Plan {
         .split()
 }
 
-/// All of it on servers that belong to this story.
-pub async fn stand_on(servers: &Servers) -> Stand {
-    let stand = short_clocks().on(servers).start().await;
-    stand.warm_up().await;
-    stand
+/// Starts the relay lane with [`short_timings`] on servers that belong to this scenario.
+pub async fn start_on(servers: &Servers) -> RelayFixture {
+    let relay = short_timings().on(servers).start().await;
+    relay.warm_up().await;
+    relay
 }
 
-/// Clients send while `trouble` goes on, and when it is over until they are accepted again; then they go on.
-/// Nobody is left without an answer. A trouble may send itself, by [`OWN_SERIALS`].
-pub async fn load_during(story: &Story, stand: &Stand, trouble: impl AsyncFnOnce(&Client) -> Promises) -> Promises {
-    let client = Client::of(stand);
+/// Sends load while `outage` runs, probes until the API accepts again, and then sends more. Checks that every request got a
+/// response. `outage` may send its own requests, from [`OUTAGE_SERIALS`] on.
+pub async fn load_during(
+    scenario: &Scenario,
+    relay: &RelayFixture,
+    outage: impl AsyncFnOnce(&LoadClient) -> ClientAnswers,
+) -> ClientAnswers {
+    let client = LoadClient::of(relay);
     let over = Cell::new(false);
     let load = async {
-        let (mut promises, mut serial) = (Promises::default(), 0);
+        let (mut answers, mut serial) = (ClientAnswers::default(), 0);
         while !over.get() || serial < DURING_MIN {
-            promises.extend(client.crowd(CROWD, serial..serial + ROUND, story.seed ^ serial as u64).await);
-            serial += ROUND;
+            answers.extend(
+                client.send_all(RETRYING_LOAD, serial..serial + PER_ROUND, scenario.seed ^ serial as u64).await,
+            );
+            serial += PER_ROUND;
         }
-        (promises, serial)
+        (answers, serial)
     };
-    let ((mut promises, mut serial), own) = tokio::join!(load, async {
-        let own = trouble(&client).await;
+    let ((mut answers, mut serial), own) = tokio::join!(load, async {
+        let own = outage(&client).await;
         over.set(true);
         own
     });
-    promises.extend(own);
-    let tries = RefCell::new(Promises::default());
+    answers.extend(own);
+    let tries = RefCell::new(ClientAnswers::default());
     eventually(SOON, "the API to accept again", || async {
         let serial = serial + tries.borrow().total();
-        let told = client.send(serial, None).await;
-        let accepted = matches!(told, Told::Accepted(_));
-        tries.borrow_mut().add(serial, told);
+        let answer = client.send(serial, None).await;
+        let accepted = matches!(answer, Answer::Accepted(_));
+        tries.borrow_mut().add(serial, answer);
         accepted.then_some(())
     })
     .await;
     serial += tries.borrow().total();
-    promises.extend(tries.into_inner());
-    let after = client.crowd(CROWD, serial..serial + AFTER, story.seed).await;
-    // Not all, on a machine that is busy with something else.
-    assert!(after.accepted.len() > AFTER / 2, "all is well, and yet: {:?} {:?}", after.refused, after.unanswered);
-    promises.extend(after);
-    assert_eq!(client.silences.load(Ordering::Relaxed), 0, "somebody was not answered at all");
-    promises
+    answers.extend(tries.into_inner());
+    let after = client.send_all(RETRYING_LOAD, serial..serial + AFTER, scenario.seed).await;
+    // Not all of them: the machine may be busy.
+    assert!(
+        after.accepted.len() > AFTER / 2,
+        "too few accepted after the outage; refused {:?}, unanswered {:?}",
+        after.refused,
+        after.unanswered
+    );
+    answers.extend(after);
+    assert_eq!(client.without_response.load(Ordering::Relaxed), 0, "a request got no response");
+    answers
 }
 
-/// Waits until so many more have been refused.
-pub async fn until_refused(client: &Client, more: usize) {
+/// Waits until `more` further requests have been refused.
+pub async fn until_refused(client: &LoadClient, more: usize) {
     let before = client.refusals.load(Ordering::Relaxed);
     eventually_ok(SOON, format!("{more} more to be refused"), || async {
         let refused = client.refusals.load(Ordering::Relaxed) - before;
@@ -90,18 +102,18 @@ pub async fn until_refused(client: &Client, more: usize) {
     .await;
 }
 
-/// A metric of a consumer's process, summed over its labels that contain `label`.
-pub async fn consumer_metric(stand: &Stand, which: usize, name: &str, label: &str) -> f64 {
-    let url = format!("{}/metrics", stand.consumer_bases[which]);
-    let text = stand.http.get(url).send().await.unwrap().text().await.unwrap();
+/// A metric of a consumer process, summed over the series whose labels contain `label`.
+pub async fn consumer_metric(relay: &RelayFixture, which: usize, name: &str, label: &str) -> f64 {
+    let url = format!("{}/metrics", relay.consumer_bases[which]);
+    let text = relay.http.get(url).send().await.unwrap().text().await.unwrap();
     let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// Waits until the queue has nothing left to hand out or hand out again.
-pub async fn until_queue_empty(stand: &Stand) {
+/// Waits until the queue has no message left, neither ready nor leased nor delayed.
+pub async fn until_queue_empty(relay: &RelayFixture) {
     eventually_ok(SOON, "the queue to be empty", || async {
-        let (_, mut health) = stand.get("/health").await;
+        let (_, mut health) = relay.get("/health").await;
         let queue = health["parts"]["queue"].take();
         let empty = ["ready", "inFlight", "delayed"].iter().all(|part| queue[part] == 0);
         if empty { Ok(()) } else { Err(queue.to_string()) }

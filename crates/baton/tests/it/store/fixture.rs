@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::relay_fixture::TO;
 
-pub struct Fixture {
+pub struct StoreFixture {
     pub store: Arc<dyn TransactionStore>,
     pub timings: Timings,
     engine: Engine,
@@ -31,7 +31,7 @@ enum Engine {
     MySql(Schema),
 }
 
-impl Fixture {
+impl StoreFixture {
     pub async fn sqlite() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let database = Database::open(&directory.path().join("baton.db")).unwrap();

@@ -249,7 +249,7 @@ async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
 #[tokio::test]
 async fn a_commit_whose_answer_is_lost_is_an_unknown_outcome() {
     let schema = Schema::migrated().await;
-    let tap = Tap::start(schema.address(), "COMMIT", Loss::Answer).await;
+    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Answer).await;
     let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
     tap.arm();
     let stored = row(1);
@@ -265,7 +265,7 @@ async fn a_commit_whose_answer_is_lost_is_an_unknown_outcome() {
 #[tokio::test]
 async fn a_commit_that_never_arrives_is_an_unknown_outcome_too() {
     let schema = Schema::migrated().await;
-    let tap = Tap::start(schema.address(), "COMMIT", Loss::Request).await;
+    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Request).await;
     let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
     tap.arm();
     let lost = row(1);
@@ -278,7 +278,7 @@ async fn a_commit_that_never_arrives_is_an_unknown_outcome_too() {
 async fn a_connection_lost_before_the_commit_changed_nothing() {
     let schema = Schema::migrated().await;
     for loss in [Loss::Request, Loss::Answer] {
-        let tap = Tap::start(schema.address(), "INSERT INTO transactions", loss).await;
+        let tap = LossyLink::start(schema.address(), "INSERT INTO transactions", loss).await;
         let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
         tap.arm();
         let lost = row(1);
@@ -316,7 +316,7 @@ async fn a_server_that_stands_still_is_given_up_in_time_and_its_connection_throw
 #[tokio::test]
 async fn a_commit_that_is_not_answered_in_time_is_an_unknown_outcome() {
     let schema = Schema::migrated().await;
-    let tap = Tap::start(schema.address(), "COMMIT", Loss::Silence).await;
+    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Silence).await;
     let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
     tap.arm();
     let stored = row(1);
@@ -426,7 +426,7 @@ async fn is_stuck(schema: &Schema, statement: &str) {
     .await;
 }
 
-/// What a [`Tap`] loses when it sees what it waits for.
+/// What a [`LossyLink`] loses when it sees what it waits for.
 #[derive(Clone, Copy)]
 enum Loss {
     /// The request, and the connection.
@@ -438,13 +438,13 @@ enum Loss {
 }
 
 /// A link to the server that waits for certain words and then loses something, once each time it is armed.
-struct Tap {
+struct LossyLink {
     address: String,
     armed: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Tap {
+impl LossyLink {
     async fn start(target: String, words: &'static str, loss: Loss) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", harness::ports::free_port())).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -465,7 +465,7 @@ impl Tap {
     }
 }
 
-impl Drop for Tap {
+impl Drop for LossyLink {
     fn drop(&mut self) {
         self.task.abort();
     }
