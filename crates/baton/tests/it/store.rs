@@ -1,20 +1,6 @@
 //! The contract of a transaction store, on every database. A database adds a constructor in `store/engines.rs`, not tests;
 //! what only MySQL can get wrong is in `store/mysql.rs`.
 
-mod fixture;
-mod mysql;
-
-use baton::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
-use baton::relay::state::transaction::{
-    ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
-};
-use baton::relay::store::{Accepted, Due, Filter, IdempotencyKey, KeyOwner, Saved, StoreError};
-use baton::timestamp::Timestamp;
-use serde_json::json;
-use uuid::Uuid;
-
-use fixture::{StoreFixture, bind, claim, gasless_row, row};
-
 macro_rules! on_every_database {
     ($($test:ident)+) => {
         mod on_sqlite {
@@ -25,6 +11,24 @@ macro_rules! on_every_database {
         }
     };
 }
+
+mod early_webhooks;
+mod fixture;
+mod gasless;
+mod lossy_link;
+mod mysql;
+mod mysql_connection;
+
+use baton::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
+use baton::relay::state::transaction::{
+    ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
+};
+use baton::relay::store::{Due, Filter, Saved, StoreError};
+use baton::timestamp::Timestamp;
+use serde_json::json;
+use uuid::Uuid;
+
+use fixture::{StoreFixture, bind, claim, row};
 
 on_every_database! {
     a_row_is_read_back_as_it_was_written_in_every_state
@@ -38,17 +42,10 @@ on_every_database! {
     due_rows_come_oldest_first_and_final_ones_never
     lists_are_filtered_and_paged_newest_first
     the_witness_is_the_last_row_bound_before
-    early_webhooks_are_kept_in_order_and_taken_once
-    early_webhooks_are_not_kept_without_end
-    a_webhook_and_its_bind_never_miss_each_other
     steps_written_at_once_all_have_a_place
     a_timeline_does_not_grow_without_end
     the_census_counts_what_is_open
     a_row_that_cannot_be_read_names_its_column
-    a_gasless_row_is_read_back_as_it_was_written
-    a_nonce_goes_to_one_row_until_that_has_failed
-    the_last_nonce_is_that_of_a_row_that_has_not_failed
-    a_request_whose_nonce_is_taken_does_not_use_up_its_key
 }
 
 async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &StoreFixture) {
@@ -311,47 +308,6 @@ async fn the_witness_is_the_last_row_bound_before(fixture: &StoreFixture) {
     assert_eq!(fixture.store.bound_before(&RelayerUrl("http://r2".into()), later).await.unwrap(), None);
 }
 
-async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &StoreFixture) {
-    let tx_id = RelayerTxId("oz-1".into());
-    for record in ["one", "two"] {
-        fixture.store.keep_early_webhook(&tx_id, record, Timestamp(1000)).await.unwrap();
-    }
-    let (claimed, token) = fixture.claimed().await;
-    assert_eq!(fixture.store.save(&bind(&claimed, token, "oz-1")).await.unwrap(), Saved::Yes { early: true });
-    let takers = (0..4).map(|_| fixture.store.take_early_webhooks(&tx_id));
-    let taken: Vec<_> = futures::future::join_all(takers).await.into_iter().flat_map(Result::unwrap).collect();
-    assert_eq!(taken, ["one", "two"]);
-    assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
-    fixture.store.keep_early_webhook(&tx_id, "old", Timestamp(1000)).await.unwrap();
-    assert_eq!(fixture.store.forget(Timestamp(2000)).await.unwrap(), 1);
-    assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
-}
-
-async fn early_webhooks_are_not_kept_without_end(fixture: &StoreFixture) {
-    let tx_id = RelayerTxId("oz-1".into());
-    let keeps = (0..8).map(|_| fixture.store.keep_early_webhook(&tx_id, "at once", Timestamp(1000)));
-    futures::future::join_all(keeps).await.into_iter().for_each(Result::unwrap);
-    for _ in 0..17 {
-        fixture.store.keep_early_webhook(&tx_id, "one more", Timestamp(1000)).await.unwrap();
-    }
-    assert_eq!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().len(), 20);
-}
-
-async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &StoreFixture) {
-    for round in 0..50 {
-        let tx_id = RelayerTxId(format!("oz-{round}"));
-        let (claimed, token) = fixture.claimed().await;
-        let moved = bind(&claimed, token, &tx_id.0);
-        let webhook = async {
-            fixture.store.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
-            fixture.store.find_bound(&tx_id).await.unwrap()
-        };
-        let (saved, found) = tokio::join!(fixture.store.save(&moved), webhook);
-        let seen_by_bind = saved.unwrap() == Saved::Yes { early: true };
-        assert!(seen_by_bind || found.is_some(), "round {round}: the webhook is lost");
-    }
-}
-
 async fn steps_written_at_once_all_have_a_place(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     let claimed = claim(&row).0;
@@ -419,83 +375,4 @@ async fn a_row_that_cannot_be_read_names_its_column(fixture: &StoreFixture) {
     fixture.store.note(row.id, &Step::new("looked", "at"), Timestamp(2)).await.unwrap();
     let timeline = fixture.store.timeline(row.id).await.unwrap();
     assert_eq!((timeline[0].action.as_str(), timeline[0].at), ("looked", Timestamp(2)));
-}
-
-async fn accept(fixture: &StoreFixture, row: &Transaction, key: Option<&str>) -> Accepted {
-    let key = key.map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: [7; 32] });
-    fixture.store.accept(&[(row.clone(), key)]).await.remove(0).unwrap()
-}
-
-async fn fail(fixture: &StoreFixture, row: &Transaction) {
-    let failed = row.abandon("test", Timestamp::now()).unwrap();
-    assert_eq!(fixture.store.save(&failed).await.unwrap(), Saved::Yes { early: false });
-}
-
-async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &StoreFixture) {
-    let row = gasless_row(3);
-    assert_eq!(accept(fixture, &row, None).await, Accepted::Stored);
-    assert_eq!(fixture.store.get(row.id).await.unwrap().as_ref(), Some(&row));
-    let (claimed, token) = claim(&row);
-    fixture.store.save(&claimed).await.unwrap();
-    let bound = bind(&claimed.transaction, token, "oz-1");
-    fixture.store.save(&bound).await.unwrap();
-    assert_eq!(fixture.store.get(row.id).await.unwrap().as_ref(), Some(&bound.transaction));
-    let gasless = Filter { kind: Some(Kind::Gasless), ..Filter::default() };
-    assert_eq!(fixture.store.list(&gasless, None, 10).await.unwrap(), [bound.transaction]);
-}
-
-async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &StoreFixture) {
-    let rows: Vec<_> = (0..20).map(|_| gasless_row(5)).collect();
-    let accepts = rows.iter().map(|row| accept(fixture, row, None));
-    let answers = futures::future::join_all(accepts).await;
-    let first = rows.iter().zip(&answers).find(|(_, answer)| **answer == Accepted::Stored).unwrap().0;
-    let others = answers.iter().filter(|answer| **answer == Accepted::NonceTaken(first.id)).count();
-    assert_eq!(others, 19, "{answers:?}");
-    let signer = first.forward.as_ref().unwrap().signer();
-    assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap().as_ref(), Some(first));
-    assert_eq!(fixture.store.nonce_holder(signer, 4).await.unwrap(), None);
-    assert_eq!(accept(fixture, &gasless_row(6), None).await, Accepted::Stored, "another nonce");
-    fail(fixture, first).await;
-    let holder = fixture.store.nonce_holder(signer, 5).await.unwrap().unwrap();
-    assert_eq!((holder.id, holder.status), (first.id, Status::Failed), "its followers ask who it was");
-    let (second, third) = (gasless_row(5), gasless_row(5));
-    assert_eq!(accept(fixture, &second, None).await, Accepted::Stored);
-    assert_eq!(accept(fixture, &third, None).await, Accepted::NonceTaken(second.id));
-    assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap(), Some(second));
-}
-
-async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &StoreFixture) {
-    let (one, two) = (gasless_row(9), gasless_row(10));
-    let signer = one.forward.as_ref().unwrap().signer();
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
-    for row in [&one, &two] {
-        assert_eq!(accept(fixture, row, None).await, Accepted::Stored);
-    }
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), Some(10));
-    fail(fixture, &two).await;
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), Some(9));
-    fail(fixture, &one).await;
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
-    let stranger = baton::relay::request::forward::Signer { address: signer.forwarder, forwarder: Default::default() };
-    assert_eq!(fixture.store.last_nonce(stranger).await.unwrap(), None, "each forwarder counts its own");
-}
-
-async fn a_request_whose_nonce_is_taken_does_not_use_up_its_key(fixture: &StoreFixture) {
-    let (first, second) = (gasless_row(1), gasless_row(1));
-    assert_eq!(accept(fixture, &first, Some("one")).await, Accepted::Stored);
-    assert_eq!(
-        accept(fixture, &second, Some("one")).await,
-        Accepted::Duplicate(first.id),
-        "the key is looked at first"
-    );
-    assert_eq!(accept(fixture, &second, Some("two")).await, Accepted::NonceTaken(first.id));
-    assert_eq!(fixture.store.get(second.id).await.unwrap(), None);
-    let owner = |key: &'static str| fixture.store.key_owner("key", key);
-    assert_eq!(owner("one").await.unwrap(), Some(KeyOwner { id: first.id, body_sha256: [7; 32] }));
-    assert_eq!(owner("two").await.unwrap(), None);
-    // Twins in one group, whose nonce is taken, are told so both.
-    let key = || Some(IdempotencyKey { key: "three".into(), body_sha256: [7; 32] });
-    let group = [(gasless_row(1), key()), (gasless_row(1), key()), (gasless_row(2), None)];
-    let answers: Vec<_> = fixture.store.accept(&group).await.into_iter().map(Result::unwrap).collect();
-    assert_eq!(answers, [Accepted::NonceTaken(first.id), Accepted::NonceTaken(first.id), Accepted::Stored]);
 }

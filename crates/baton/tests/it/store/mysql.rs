@@ -1,25 +1,20 @@
 //! What only a server can get wrong: lost answers, deadlocks, other processes.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton::relay::state::transaction::{Moved, RelayerTxId, Step, Transaction, TransactionId};
 use baton::relay::store::mysql::MySqlStore;
 use baton::relay::store::{Accepted, IdempotencyKey, NewTransaction, Saved, StoreError, TransactionStore};
 use baton::timestamp::Timestamp;
 use futures::future::join_all;
-use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 use sqlx::{AssertSqlSafe, MySqlConnection};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 
 use super::fixture::{Schema, bind, claim, gasless_row, row};
 use crate::relay_fixture::SOON;
 
 /// Long enough for a busy machine to do the work, short enough to wait out.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub const PATIENCE: Duration = Duration::from_secs(3);
 
 #[tokio::test]
 async fn a_store_without_its_schema_says_what_to_run() {
@@ -247,111 +242,6 @@ async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
 }
 
 #[tokio::test]
-async fn a_commit_whose_answer_is_lost_is_an_unknown_outcome() {
-    let schema = Schema::migrated().await;
-    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Answer).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
-    let stored = row(1);
-    let answer = store.insert(std::slice::from_ref(&stored)).await;
-    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored), "this time it was stored");
-    tap.arm();
-    let answers = store.accept(&[keyed("a", 1), keyed("b", 1)]).await;
-    assert!(answers.iter().all(|answer| matches!(answer, Err(StoreError::OutcomeUnknown(_)))), "{answers:?}");
-    assert_eq!(count(&schema).await, 3);
-}
-
-#[tokio::test]
-async fn a_commit_that_never_arrives_is_an_unknown_outcome_too() {
-    let schema = Schema::migrated().await;
-    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Request).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
-    let lost = row(1);
-    let answer = store.insert(std::slice::from_ref(&lost)).await;
-    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert_eq!(store.get(lost.id).await.unwrap(), None, "this time it was not stored");
-}
-
-#[tokio::test]
-async fn a_connection_lost_before_the_commit_changed_nothing() {
-    let schema = Schema::migrated().await;
-    for loss in [Loss::Request, Loss::Answer] {
-        let tap = LossyLink::start(schema.address(), "INSERT INTO transactions", loss).await;
-        let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-        tap.arm();
-        let lost = row(1);
-        let answer = store.insert(std::slice::from_ref(&lost)).await;
-        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
-        assert_eq!(store.get(lost.id).await.unwrap(), None);
-        store.insert(std::slice::from_ref(&lost)).await.unwrap();
-        assert_eq!(store.get(lost.id).await.unwrap(), Some(lost));
-    }
-}
-
-#[tokio::test]
-async fn a_server_that_stands_still_is_given_up_in_time_and_its_connection_thrown_away() {
-    let schema = Schema::migrated().await;
-    let proxy = Proxy::start(schema.address()).await;
-    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
-    let before = proxy.connections();
-    proxy.set(Mode::BlackHole).await;
-    let lost = row(1);
-    for call in ["write", "read"] {
-        let started = Instant::now();
-        let answer = match call {
-            "write" => store.insert(std::slice::from_ref(&lost)).await,
-            _ => store.ping().await,
-        };
-        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{call}: {answer:?}");
-        assert!(started.elapsed() < PATIENCE * 2, "{call} took {:?}", started.elapsed());
-    }
-    proxy.set(Mode::Forward).await;
-    store.insert(std::slice::from_ref(&lost)).await.unwrap();
-    assert!(proxy.connections() > before, "a connection that did not answer was used again");
-    assert_eq!(count(&schema).await, 1);
-}
-
-#[tokio::test]
-async fn a_commit_that_is_not_answered_in_time_is_an_unknown_outcome() {
-    let schema = Schema::migrated().await;
-    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Silence).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
-    let stored = row(1);
-    let started = Instant::now();
-    let answer = store.insert(std::slice::from_ref(&stored)).await;
-    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert!(started.elapsed() < PATIENCE * 2, "it took {:?}", started.elapsed());
-    // The next call has a connection of its own: the answer that comes late is not taken for its own.
-    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored));
-}
-
-#[tokio::test]
-async fn a_server_that_is_away_changes_nothing_and_is_found_again() {
-    let schema = Schema::migrated().await;
-    let proxy = Proxy::start(schema.address()).await;
-    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
-    proxy.set(Mode::Refuse).await;
-    let refused = store.insert(&[row(1)]).await;
-    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
-    proxy.set(Mode::Forward).await;
-    store.insert(&[row(1)]).await.unwrap();
-    // Cut while idle, as a restarted server leaves them: nobody notices.
-    proxy.cut().await;
-    store.insert(&[row(1)]).await.unwrap();
-    proxy.cut().await;
-    store.ping().await.unwrap();
-    // Ended by the server, which says so to the next who asks.
-    kill_all(&schema).await;
-    store.insert(&[row(1)]).await.unwrap();
-    kill_all(&schema).await;
-    store.ping().await.unwrap();
-    assert_eq!(count(&schema).await, 3);
-}
-
-#[tokio::test]
 async fn a_call_that_is_dropped_leaves_no_transaction_open() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options_through(&schema.address(), SOON)).await.unwrap();
@@ -391,25 +281,12 @@ async fn a_lock_that_is_not_had_in_time_changes_nothing() {
     assert_eq!(store.save(&claimed).await.unwrap(), Saved::Yes { early: false });
 }
 
-fn keyed(key: &str, body: u8) -> NewTransaction {
+pub fn keyed(key: &str, body: u8) -> NewTransaction {
     (row(1), Some(IdempotencyKey { key: key.into(), body_sha256: [body; 32] }))
 }
 
-async fn count(schema: &Schema) -> i64 {
+pub async fn count(schema: &Schema) -> i64 {
     sqlx::query_scalar("SELECT COUNT(*) FROM transactions").fetch_one(&mut schema.connect().await).await.unwrap()
-}
-
-/// Ends every connection to this database but the one that does it.
-async fn kill_all(schema: &Schema) {
-    const SQL: &str =
-        "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
-    let mut connection = schema.connect().await;
-    let ids: Vec<i64> = sqlx::query_scalar(SQL).fetch_all(&mut connection).await.unwrap();
-    assert!(!ids.is_empty());
-    for id in ids {
-        // One that has gone by itself meanwhile cannot be ended, and need not be.
-        sqlx::query(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.ok();
-    }
 }
 
 /// Returns when a statement that begins like this is stuck in this database. (The server's own list of lock waits is a
@@ -424,77 +301,4 @@ async fn is_stuck(schema: &Schema, statement: &str) {
         (stuck > 0).then_some(())
     })
     .await;
-}
-
-/// What a [`LossyLink`] loses when it sees what it waits for.
-#[derive(Clone, Copy)]
-enum Loss {
-    /// The request, and the connection.
-    Request,
-    /// The answer, and the connection: the server did what was asked.
-    Answer,
-    /// Only the answer: the connection stays open, without a word.
-    Silence,
-}
-
-/// A link to the server that waits for certain words and then loses something, once each time it is armed.
-struct LossyLink {
-    address: String,
-    armed: Arc<AtomicBool>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl LossyLink {
-    async fn start(target: String, words: &'static str, loss: Loss) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", harness::ports::free_port())).await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let armed = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&armed);
-        let task = tokio::spawn(async move {
-            let mut links = tokio::task::JoinSet::new();
-            while let Ok((near, _)) = listener.accept().await {
-                let far = TcpStream::connect(&target).await.unwrap();
-                links.spawn(carry(near, far, words, loss, Arc::clone(&seen)));
-            }
-        });
-        Self { address, armed, task }
-    }
-
-    fn arm(&self) {
-        self.armed.store(true, Ordering::SeqCst);
-    }
-}
-
-impl Drop for LossyLink {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn carry(mut near: TcpStream, mut far: TcpStream, words: &str, loss: Loss, armed: Arc<AtomicBool>) {
-    let (mut request, mut answer) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
-    loop {
-        tokio::select! {
-            read = near.read(&mut request) => {
-                let Ok(size @ 1..) = read else { return };
-                let piece = &request[..size];
-                let found = piece.windows(words.len()).any(|window| window == words.as_bytes());
-                if found && armed.swap(false, Ordering::SeqCst) {
-                    if matches!(loss, Loss::Request) { return }
-                    far.write_all(piece).await.unwrap();
-                    // The server has done it when it answers.
-                    assert!(far.read(&mut answer).await.unwrap() > 0);
-                    if matches!(loss, Loss::Answer) { return }
-                    // Nothing more is said; the link ends when the near side gives up.
-                    while let Ok(1..) = near.read(&mut request).await {}
-                    return;
-                }
-                if far.write_all(piece).await.is_err() { return }
-            }
-            read = far.read(&mut answer) => {
-                let Ok(size @ 1..) = read else { return };
-                if near.write_all(&answer[..size]).await.is_err() { return }
-            }
-        }
-    }
 }
