@@ -1,5 +1,5 @@
-//! The contract of a transaction store, on every database. A database adds a constructor in `store/engines.rs`, not tests;
-//! what only MySQL can get wrong is in `store/mysql.rs`.
+//! The contract of a transaction store, on every database. A database adds a constructor in `store/fixture.rs`, not tests.
+//! Tests of MySQL alone are in `store/mysql.rs` and `store/mysql_connection.rs`.
 
 macro_rules! on_every_database {
     ($($test:ident)+) => {
@@ -31,24 +31,24 @@ use uuid::Uuid;
 use fixture::{StoreFixture, bind, claim, row};
 
 on_every_database! {
-    a_row_is_read_back_as_it_was_written_in_every_state
-    a_row_from_before_there_were_blocks_is_read_and_gets_one
-    of_two_moves_from_one_version_one_is_stale
-    moves_made_at_once_each_have_their_own_answer
+    a_row_is_read_back_unchanged_in_every_state
+    a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one
+    only_one_of_several_moves_from_one_version_is_saved
+    concurrent_moves_each_get_their_own_answer
     a_relayer_transaction_belongs_to_one_row
-    of_two_rows_that_want_one_record_at_once_one_gets_it
-    ids_differ_by_case_and_by_a_space_at_the_end
-    a_row_is_inserted_once_and_all_or_none
-    due_rows_come_oldest_first_and_final_ones_never
+    only_one_of_several_concurrent_rows_binds_a_record
+    relayer_ids_differ_by_case_accent_and_trailing_space
+    a_batch_with_a_duplicate_row_inserts_nothing
+    due_rows_are_oldest_first_and_never_final
     lists_are_filtered_and_paged_newest_first
-    the_witness_is_the_last_row_bound_before
-    steps_written_at_once_all_have_a_place
-    a_timeline_does_not_grow_without_end
-    the_census_counts_what_is_open
-    a_row_that_cannot_be_read_names_its_column
+    bound_before_returns_the_last_row_bound_before_a_time
+    concurrent_timeline_steps_get_distinct_numbers
+    a_timeline_is_limited_and_keeps_room_for_alarms
+    open_rows_claims_and_unknown_outcomes_are_counted
+    an_unreadable_row_is_an_error_that_names_its_column
 }
 
-async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &StoreFixture) {
+async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(row.clone()));
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
@@ -67,7 +67,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &StoreFixt
         assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
         assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     }
-    // What no move above sets.
+    // Fields that none of the moves above sets.
     let mut last = fixture.store.get(row.id).await.unwrap().unwrap();
     last.version += 1;
     last.confirmed_at = Some(Timestamp(1_700_000_000_123));
@@ -86,13 +86,13 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &StoreFixt
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);
 }
 
-async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &StoreFixture) {
+async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixture: &StoreFixture) {
     let bound = fixture.bound("oz-1").await.unwrap();
     fixture.execute("ALTER TABLE transactions DROP COLUMN block_number").await;
     fixture.execute("DELETE FROM schema_version WHERE version = 3").await;
     assert_eq!(fixture.migrate().await, 1);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
-    let report = Report { hash: Some("0x1".into()), ..word("oz-1", ReportedStatus::Confirmed) };
+    let report = Report { hash: Some("0x1".into()), ..report("oz-1", ReportedStatus::Confirmed) };
     let now = Timestamp::now();
     let verdict = bound.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
     let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
@@ -102,8 +102,8 @@ async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Stor
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(moved.transaction));
 }
 
-/// A relayer's word about one of its transactions, and nothing more.
-fn word(tx_id: &str, status: ReportedStatus) -> Report {
+/// A relayer's report with an id and a status and no other field.
+fn report(tx_id: &str, status: ReportedStatus) -> Report {
     Report {
         tx_id: RelayerTxId(tx_id.into()),
         status,
@@ -122,7 +122,7 @@ fn word(tx_id: &str, status: ReportedStatus) -> Report {
     }
 }
 
-async fn of_two_moves_from_one_version_one_is_stale(fixture: &StoreFixture) {
+async fn only_one_of_several_moves_from_one_version_is_saved(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     let claims: Vec<_> = (0..4).map(|_| claim(&row).0).collect();
     let saves = claims.iter().map(|moved| fixture.store.save(moved));
@@ -131,10 +131,10 @@ async fn of_two_moves_from_one_version_one_is_stale(fixture: &StoreFixture) {
     assert_eq!(saved.iter().filter(|saved| **saved == Saved::Stale).count(), 3, "{saved:?}");
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 1, "a stale move leaves no step");
     let unknown = claim(&fixture::row(1)).0;
-    assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "there is no such row");
+    assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "the row does not exist");
 }
 
-async fn moves_made_at_once_each_have_their_own_answer(fixture: &StoreFixture) {
+async fn concurrent_moves_each_get_their_own_answer(fixture: &StoreFixture) {
     fixture.bound("taken").await.unwrap();
     let now = Timestamp::now();
     fixture.store.keep_early_webhook(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
@@ -143,7 +143,7 @@ async fn moves_made_at_once_each_have_their_own_answer(fixture: &StoreFixture) {
         let (row, token) = fixture.claimed().await;
         let mut moved = match number % 8 {
             5 => bind(&row, token, "taken"),
-            6 => row.release(token, "it was busy", now, &fixture.timings).unwrap(),
+            6 => row.release(token, "relayer busy", now, &fixture.timings).unwrap(),
             _ => bind(&row, token, &format!("oz-{number}")),
         };
         if number % 8 == 7 {
@@ -151,7 +151,7 @@ async fn moves_made_at_once_each_have_their_own_answer(fixture: &StoreFixture) {
         }
         moves.push((row, moved));
     }
-    // The same record for two rows: one of them gets it.
+    // Two rows bind the same record: one of them succeeds.
     let (rival, token) = fixture.claimed().await;
     let wanted = bind(&rival, token, "oz-0");
     moves.push((rival, wanted));
@@ -184,13 +184,17 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     let (rival, token) = fixture.claimed().await;
     let second = fixture.store.save(&bind(&rival, token, "oz-1")).await;
     assert!(matches!(second, Err(StoreError::Conflict { constraint: "relayer_transactions" })), "{second:?}");
-    assert_eq!(fixture.store.get(rival.id).await.unwrap(), Some(rival.clone()), "a refused move leaves the row alone");
-    assert_eq!(fixture.store.timeline(rival.id).await.unwrap().len(), 1, "and its timeline");
+    assert_eq!(
+        fixture.store.get(rival.id).await.unwrap(),
+        Some(rival.clone()),
+        "a rejected move leaves the row unchanged"
+    );
+    assert_eq!(fixture.store.timeline(rival.id).await.unwrap().len(), 1, "and its timeline too");
     let tx_id = RelayerTxId("oz-1".into());
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
-    // Gone to another relayer since: the record still belongs to this row, for good.
+    // After a reroute, the old record still belongs to this row.
     let reason = Some("Insufficient balance".into());
-    let report = Report { reason, ..word("oz-1", ReportedStatus::Failed) };
+    let report = Report { reason, ..report("oz-1", ReportedStatus::Failed) };
     let now = Timestamp::now();
     let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
@@ -202,7 +206,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     assert_eq!(fixture.store.bound_among(&[]).await.unwrap(), []);
 }
 
-async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &StoreFixture) {
+async fn only_one_of_several_concurrent_rows_binds_a_record(fixture: &StoreFixture) {
     for round in 0..10 {
         let tx_id = format!("oz-{round}");
         let mut binds = Vec::new();
@@ -219,14 +223,14 @@ async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &StoreFix
     }
 }
 
-async fn ids_differ_by_case_and_by_a_space_at_the_end(fixture: &StoreFixture) {
+async fn relayer_ids_differ_by_case_accent_and_trailing_space(fixture: &StoreFixture) {
     for tx_id in ["oz-a", "oz-A", "oz-a ", "oz-á"] {
         let row = fixture.bound(tx_id).await.unwrap();
         assert_eq!(fixture.store.find_bound(&RelayerTxId(tx_id.into())).await.unwrap(), Some(row));
     }
 }
 
-async fn a_row_is_inserted_once_and_all_or_none(fixture: &StoreFixture) {
+async fn a_batch_with_a_duplicate_row_inserts_nothing(fixture: &StoreFixture) {
     let (old, new) = (fixture.inserted().await, row(1000));
     let again = fixture.store.insert(&[new.clone(), old]).await;
     assert!(matches!(again, Err(StoreError::Conflict { constraint: "transactions_pkey" })), "{again:?}");
@@ -239,7 +243,7 @@ async fn a_row_is_inserted_once_and_all_or_none(fixture: &StoreFixture) {
     fixture.store.insert(&[]).await.unwrap();
 }
 
-async fn due_rows_come_oldest_first_and_final_ones_never(fixture: &StoreFixture) {
+async fn due_rows_are_oldest_first_and_never_final(fixture: &StoreFixture) {
     let (late, early, done) = (row(2000), row(1000), row(500));
     fixture.store.insert(&[late.clone(), early.clone(), done.clone()]).await.unwrap();
     fixture.store.save(&done.resolve_fail(Timestamp(3000)).unwrap()).await.unwrap();
@@ -296,7 +300,7 @@ async fn lists_are_filtered_and_paged_newest_first(fixture: &StoreFixture) {
     assert_eq!(list(Filter { from: Some(after), ..Filter::default() }, None, 10).await, []);
 }
 
-async fn the_witness_is_the_last_row_bound_before(fixture: &StoreFixture) {
+async fn bound_before_returns_the_last_row_bound_before_a_time(fixture: &StoreFixture) {
     let relayer = RelayerUrl("http://r1".into());
     let later = Timestamp(Timestamp::now().0 + 60_000);
     assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), None);
@@ -308,29 +312,29 @@ async fn the_witness_is_the_last_row_bound_before(fixture: &StoreFixture) {
     assert_eq!(fixture.store.bound_before(&RelayerUrl("http://r2".into()), later).await.unwrap(), None);
 }
 
-async fn steps_written_at_once_all_have_a_place(fixture: &StoreFixture) {
+async fn concurrent_timeline_steps_get_distinct_numbers(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     let claimed = claim(&row).0;
     let notes = (0..8).map(|_| async {
-        fixture.store.note(row.id, &Step::new("looked", "at"), Timestamp::now()).await.unwrap();
+        fixture.store.note(row.id, &Step::new("noted", "by a test"), Timestamp::now()).await.unwrap();
     });
     let (saved, _) = tokio::join!(fixture.store.save(&claimed), futures::future::join_all(notes));
     assert_eq!(saved.unwrap(), Saved::Yes { early: false });
-    let places: Vec<_> = fixture.store.timeline(row.id).await.unwrap().into_iter().map(|entry| entry.seq).collect();
-    assert_eq!(places, (1..=9).collect::<Vec<_>>());
+    let numbers: Vec<_> = fixture.store.timeline(row.id).await.unwrap().into_iter().map(|entry| entry.seq).collect();
+    assert_eq!(numbers, (1..=9).collect::<Vec<_>>());
 }
 
-async fn a_timeline_does_not_grow_without_end(fixture: &StoreFixture) {
+async fn a_timeline_is_limited_and_keeps_room_for_alarms(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     for _ in 0..205 {
         fixture.store.note(row.id, &Step::new("webhook-ignored", "again"), Timestamp(1)).await.unwrap();
     }
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 200);
     fixture.store.note(row.id, &Step::new("sent-twice", "an alarm"), Timestamp(2)).await.unwrap();
-    assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 201, "there is room for what matters");
+    assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 201, "alarms are stored above the limit");
 }
 
-async fn the_census_counts_what_is_open(fixture: &StoreFixture) {
+async fn open_rows_claims_and_unknown_outcomes_are_counted(fixture: &StoreFixture) {
     let oldest = fixture.inserted().await;
     let bound = fixture.bound("oz-1").await.unwrap();
     let (claimed, token) = fixture.claimed().await;
@@ -344,16 +348,16 @@ async fn the_census_counts_what_is_open(fixture: &StoreFixture) {
     assert_eq!(counts.open, [(Status::Pending, 2), (Status::Submitted, 1)]);
     assert_eq!((counts.claims, counts.claims_outcome_unknown, counts.forgotten), (1, 1, 0));
     assert_eq!(counts.oldest_pending, Some(oldest.created_at));
-    let in_doubt = Filter { outcome_unknown: true, ..Filter::default() };
-    let unresolved = fixture.store.list(&in_doubt, None, 10).await.unwrap();
+    let outcome_unknown = Filter { outcome_unknown: true, ..Filter::default() };
+    let unresolved = fixture.store.list(&outcome_unknown, None, 10).await.unwrap();
     assert_eq!(unresolved.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed.id]);
     let forgotten = bound.forgotten(now, now).unwrap();
     fixture.store.save(&forgotten).await.unwrap();
     assert_eq!(fixture.store.counts().await.unwrap().forgotten, 1);
-    assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 2);
+    assert_eq!(fixture.store.list(&outcome_unknown, None, 10).await.unwrap().len(), 2);
     fixture.store.save(&forgotten.transaction.resolve_fail(now).unwrap()).await.unwrap();
     assert_eq!(fixture.store.counts().await.unwrap().forgotten, 0);
-    assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 1);
+    assert_eq!(fixture.store.list(&outcome_unknown, None, 10).await.unwrap().len(), 1);
     let me = ConsumerId::generate();
     fixture.store.heartbeat(&me, Timestamp(5)).await.unwrap();
     fixture.store.heartbeat(&me, Timestamp(9)).await.unwrap();
@@ -364,7 +368,7 @@ async fn the_census_counts_what_is_open(fixture: &StoreFixture) {
     fixture.store.ping().await.unwrap();
 }
 
-async fn a_row_that_cannot_be_read_names_its_column(fixture: &StoreFixture) {
+async fn an_unreadable_row_is_an_error_that_names_its_column(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     fixture.execute("UPDATE transactions SET status = 'perhaps'").await;
     let read = fixture.store.get(row.id).await;
@@ -372,7 +376,7 @@ async fn a_row_that_cannot_be_read_names_its_column(fixture: &StoreFixture) {
     let good = fixture.inserted().await;
     let listed = fixture.store.list(&Filter::default(), None, 10).await.unwrap();
     assert_eq!(listed, [good], "one unreadable row does not hide the others");
-    fixture.store.note(row.id, &Step::new("looked", "at"), Timestamp(2)).await.unwrap();
+    fixture.store.note(row.id, &Step::new("noted", "by a test"), Timestamp(2)).await.unwrap();
     let timeline = fixture.store.timeline(row.id).await.unwrap();
-    assert_eq!((timeline[0].action.as_str(), timeline[0].at), ("looked", Timestamp(2)));
+    assert_eq!((timeline[0].action.as_str(), timeline[0].at), ("noted", Timestamp(2)));
 }

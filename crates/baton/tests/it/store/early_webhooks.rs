@@ -8,8 +8,8 @@ use super::fixture::{StoreFixture, bind};
 
 on_every_database! {
     early_webhooks_are_kept_in_order_and_taken_once
-    early_webhooks_are_not_kept_without_end
-    a_webhook_and_its_bind_never_miss_each_other
+    at_most_twenty_early_webhooks_of_a_record_are_kept
+    a_concurrent_bind_or_its_webhook_sees_the_other
 }
 
 async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &StoreFixture) {
@@ -28,9 +28,9 @@ async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &StoreFixture)
     assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
 }
 
-async fn early_webhooks_are_not_kept_without_end(fixture: &StoreFixture) {
+async fn at_most_twenty_early_webhooks_of_a_record_are_kept(fixture: &StoreFixture) {
     let tx_id = RelayerTxId("oz-1".into());
-    let keeps = (0..8).map(|_| fixture.store.keep_early_webhook(&tx_id, "at once", Timestamp(1000)));
+    let keeps = (0..8).map(|_| fixture.store.keep_early_webhook(&tx_id, "concurrent", Timestamp(1000)));
     futures::future::join_all(keeps).await.into_iter().for_each(Result::unwrap);
     for _ in 0..17 {
         fixture.store.keep_early_webhook(&tx_id, "one more", Timestamp(1000)).await.unwrap();
@@ -38,7 +38,7 @@ async fn early_webhooks_are_not_kept_without_end(fixture: &StoreFixture) {
     assert_eq!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().len(), 20);
 }
 
-async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &StoreFixture) {
+async fn a_concurrent_bind_or_its_webhook_sees_the_other(fixture: &StoreFixture) {
     for round in 0..50 {
         let tx_id = RelayerTxId(format!("oz-{round}"));
         let (claimed, token) = fixture.claimed().await;

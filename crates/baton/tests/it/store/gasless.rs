@@ -7,10 +7,10 @@ use baton::timestamp::Timestamp;
 use super::fixture::{StoreFixture, bind, claim, gasless_row};
 
 on_every_database! {
-    a_gasless_row_is_read_back_as_it_was_written
-    a_nonce_goes_to_one_row_until_that_has_failed
-    the_last_nonce_is_that_of_a_row_that_has_not_failed
-    a_request_whose_nonce_is_taken_does_not_use_up_its_key
+    a_gasless_row_is_read_back_unchanged
+    a_nonce_belongs_to_one_row_until_that_row_fails
+    the_last_nonce_ignores_failed_rows
+    a_request_whose_nonce_is_taken_leaves_its_key_free
 }
 
 async fn accept(fixture: &StoreFixture, row: &Transaction, key: Option<&str>) -> Accepted {
@@ -23,7 +23,7 @@ async fn fail(fixture: &StoreFixture, row: &Transaction) {
     assert_eq!(fixture.store.save(&failed).await.unwrap(), Saved::Yes { early: false });
 }
 
-async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &StoreFixture) {
+async fn a_gasless_row_is_read_back_unchanged(fixture: &StoreFixture) {
     let row = gasless_row(3);
     assert_eq!(accept(fixture, &row, None).await, Accepted::Stored);
     assert_eq!(fixture.store.get(row.id).await.unwrap().as_ref(), Some(&row));
@@ -36,7 +36,7 @@ async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &StoreFixture) {
     assert_eq!(fixture.store.list(&gasless, None, 10).await.unwrap(), [bound.transaction]);
 }
 
-async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &StoreFixture) {
+async fn a_nonce_belongs_to_one_row_until_that_row_fails(fixture: &StoreFixture) {
     let rows: Vec<_> = (0..20).map(|_| gasless_row(5)).collect();
     let accepts = rows.iter().map(|row| accept(fixture, row, None));
     let answers = futures::future::join_all(accepts).await;
@@ -49,14 +49,18 @@ async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &StoreFixture) {
     assert_eq!(accept(fixture, &gasless_row(6), None).await, Accepted::Stored, "another nonce");
     fail(fixture, first).await;
     let holder = fixture.store.nonce_holder(signer, 5).await.unwrap().unwrap();
-    assert_eq!((holder.id, holder.status), (first.id, Status::Failed), "its followers ask who it was");
+    assert_eq!(
+        (holder.id, holder.status),
+        (first.id, Status::Failed),
+        "successors can read why their predecessor failed"
+    );
     let (second, third) = (gasless_row(5), gasless_row(5));
     assert_eq!(accept(fixture, &second, None).await, Accepted::Stored);
     assert_eq!(accept(fixture, &third, None).await, Accepted::NonceTaken(second.id));
     assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap(), Some(second));
 }
 
-async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &StoreFixture) {
+async fn the_last_nonce_ignores_failed_rows(fixture: &StoreFixture) {
     let (one, two) = (gasless_row(9), gasless_row(10));
     let signer = one.forward.as_ref().unwrap().signer();
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
@@ -69,25 +73,21 @@ async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &StoreFixt
     fail(fixture, &one).await;
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
     let stranger = baton::relay::request::forward::Signer { address: signer.forwarder, forwarder: Default::default() };
-    assert_eq!(fixture.store.last_nonce(stranger).await.unwrap(), None, "each forwarder counts its own");
+    assert_eq!(fixture.store.last_nonce(stranger).await.unwrap(), None, "nonces are counted per forwarder");
 }
 
-async fn a_request_whose_nonce_is_taken_does_not_use_up_its_key(fixture: &StoreFixture) {
+async fn a_request_whose_nonce_is_taken_leaves_its_key_free(fixture: &StoreFixture) {
     let (first, second) = (gasless_row(1), gasless_row(1));
     assert_eq!(accept(fixture, &first, Some("one")).await, Accepted::Stored);
-    assert_eq!(
-        accept(fixture, &second, Some("one")).await,
-        Accepted::Duplicate(first.id),
-        "the key is looked at first"
-    );
+    assert_eq!(accept(fixture, &second, Some("one")).await, Accepted::Duplicate(first.id), "the key is checked first");
     assert_eq!(accept(fixture, &second, Some("two")).await, Accepted::NonceTaken(first.id));
     assert_eq!(fixture.store.get(second.id).await.unwrap(), None);
     let owner = |key: &'static str| fixture.store.key_owner("key", key);
     assert_eq!(owner("one").await.unwrap(), Some(KeyOwner { id: first.id, body_sha256: [7; 32] }));
     assert_eq!(owner("two").await.unwrap(), None);
-    // Twins in one group, whose nonce is taken, are told so both.
+    // Duplicate requests in one batch whose nonce is taken both get that answer.
     let key = || Some(IdempotencyKey { key: "three".into(), body_sha256: [7; 32] });
-    let group = [(gasless_row(1), key()), (gasless_row(1), key()), (gasless_row(2), None)];
-    let answers: Vec<_> = fixture.store.accept(&group).await.into_iter().map(Result::unwrap).collect();
+    let batch = [(gasless_row(1), key()), (gasless_row(1), key()), (gasless_row(2), None)];
+    let answers: Vec<_> = fixture.store.accept(&batch).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(answers, [Accepted::NonceTaken(first.id), Accepted::NonceTaken(first.id), Accepted::Stored]);
 }

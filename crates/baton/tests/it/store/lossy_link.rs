@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a [`LossyLink`] loses when it sees what it waits for.
+/// What a [`LossyLink`] loses.
 #[derive(Clone, Copy)]
 pub enum Loss {
-    /// The request, and the connection.
+    /// The request; the connection is closed.
     Request,
-    /// The answer, and the connection: the server did what was asked.
+    /// The answer, after the server executed the request; the connection is closed.
     Answer,
-    /// Only the answer: the connection stays open, without a word.
-    Silence,
+    /// The answer, after the server executed the request; the connection stays open and silent.
+    AnswerInSilence,
 }
 
-/// A link to the server that waits for certain words and then loses something, once each time it is armed.
+/// A link to the server. Once armed, it applies its [`Loss`] to the first request that contains the given text.
 pub struct LossyLink {
     pub address: String,
     armed: Arc<AtomicBool>,
@@ -25,21 +25,22 @@ pub struct LossyLink {
 }
 
 impl LossyLink {
-    pub async fn start(target: String, words: &'static str, loss: Loss) -> Self {
+    pub async fn start(target: String, text: &'static str, loss: Loss) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", harness::ports::free_port())).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let armed = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&armed);
+        let shared = Arc::clone(&armed);
         let task = tokio::spawn(async move {
-            let mut links = tokio::task::JoinSet::new();
+            let mut connections = tokio::task::JoinSet::new();
             while let Ok((near, _)) = listener.accept().await {
                 let far = TcpStream::connect(&target).await.unwrap();
-                links.spawn(carry(near, far, words, loss, Arc::clone(&seen)));
+                connections.spawn(carry(near, far, text, loss, Arc::clone(&shared)));
             }
         });
         Self { address, armed, task }
     }
 
+    /// Applies the loss to the next matching request, once.
     pub fn arm(&self) {
         self.armed.store(true, Ordering::SeqCst);
     }
@@ -51,25 +52,25 @@ impl Drop for LossyLink {
     }
 }
 
-async fn carry(mut near: TcpStream, mut far: TcpStream, words: &str, loss: Loss, armed: Arc<AtomicBool>) {
+async fn carry(mut near: TcpStream, mut far: TcpStream, text: &str, loss: Loss, armed: Arc<AtomicBool>) {
     let (mut request, mut answer) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
     loop {
         tokio::select! {
             read = near.read(&mut request) => {
                 let Ok(size @ 1..) = read else { return };
-                let piece = &request[..size];
-                let found = piece.windows(words.len()).any(|window| window == words.as_bytes());
+                let chunk = &request[..size];
+                let found = chunk.windows(text.len()).any(|window| window == text.as_bytes());
                 if found && armed.swap(false, Ordering::SeqCst) {
                     if matches!(loss, Loss::Request) { return }
-                    far.write_all(piece).await.unwrap();
-                    // The server has done it when it answers.
+                    far.write_all(chunk).await.unwrap();
+                    // An answer means that the server has executed the request.
                     assert!(far.read(&mut answer).await.unwrap() > 0);
                     if matches!(loss, Loss::Answer) { return }
-                    // Nothing more is said; the link ends when the near side gives up.
+                    // Stays silent until the client closes the connection.
                     while let Ok(1..) = near.read(&mut request).await {}
                     return;
                 }
-                if far.write_all(piece).await.is_err() { return }
+                if far.write_all(chunk).await.is_err() { return }
             }
             read = far.read(&mut answer) => {
                 let Ok(size @ 1..) = read else { return };

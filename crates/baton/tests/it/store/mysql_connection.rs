@@ -9,43 +9,40 @@ use sqlx::AssertSqlSafe;
 
 use super::fixture::{Schema, row};
 use super::lossy_link::{Loss, LossyLink};
-use super::mysql::{PATIENCE, count, keyed};
+use super::mysql::{CALL_TIMEOUT, count, keyed};
 
 #[tokio::test]
 async fn a_commit_whose_answer_is_lost_is_an_unknown_outcome() {
     let schema = Schema::migrated().await;
-    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Answer).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
+    let (link, store) = open_lossy(&schema, "COMMIT", Loss::Answer).await;
+    link.arm();
     let stored = row(1);
     let answer = store.insert(std::slice::from_ref(&stored)).await;
     assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored), "this time it was stored");
-    tap.arm();
+    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored), "the commit was executed");
+    link.arm();
     let answers = store.accept(&[keyed("a", 1), keyed("b", 1)]).await;
     assert!(answers.iter().all(|answer| matches!(answer, Err(StoreError::OutcomeUnknown(_)))), "{answers:?}");
     assert_eq!(count(&schema).await, 3);
 }
 
 #[tokio::test]
-async fn a_commit_that_never_arrives_is_an_unknown_outcome_too() {
+async fn a_commit_that_never_arrives_is_an_unknown_outcome() {
     let schema = Schema::migrated().await;
-    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Request).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
+    let (link, store) = open_lossy(&schema, "COMMIT", Loss::Request).await;
+    link.arm();
     let lost = row(1);
     let answer = store.insert(std::slice::from_ref(&lost)).await;
     assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert_eq!(store.get(lost.id).await.unwrap(), None, "this time it was not stored");
+    assert_eq!(store.get(lost.id).await.unwrap(), None, "the commit was not executed");
 }
 
 #[tokio::test]
-async fn a_connection_lost_before_the_commit_changed_nothing() {
+async fn a_connection_lost_before_the_commit_changes_nothing() {
     let schema = Schema::migrated().await;
     for loss in [Loss::Request, Loss::Answer] {
-        let tap = LossyLink::start(schema.address(), "INSERT INTO transactions", loss).await;
-        let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-        tap.arm();
+        let (link, store) = open_lossy(&schema, "INSERT INTO transactions", loss).await;
+        link.arm();
         let lost = row(1);
         let answer = store.insert(std::slice::from_ref(&lost)).await;
         assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
@@ -56,10 +53,10 @@ async fn a_connection_lost_before_the_commit_changed_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_stands_still_is_given_up_in_time_and_its_connection_thrown_away() {
+async fn calls_to_a_silent_server_time_out_and_their_connection_is_discarded() {
     let schema = Schema::migrated().await;
     let proxy = Proxy::start(schema.address()).await;
-    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
+    let store = open_through(&schema, &proxy.address()).await;
     let before = proxy.connections();
     proxy.set(Mode::BlackHole).await;
     let lost = row(1);
@@ -70,45 +67,44 @@ async fn a_server_that_stands_still_is_given_up_in_time_and_its_connection_throw
             _ => store.ping().await,
         };
         assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{call}: {answer:?}");
-        assert!(started.elapsed() < PATIENCE * 2, "{call} took {:?}", started.elapsed());
+        assert!(started.elapsed() < CALL_TIMEOUT * 2, "{call} took {:?}", started.elapsed());
     }
     proxy.set(Mode::Forward).await;
     store.insert(std::slice::from_ref(&lost)).await.unwrap();
-    assert!(proxy.connections() > before, "a connection that did not answer was used again");
+    assert!(proxy.connections() > before, "a silent connection was reused");
     assert_eq!(count(&schema).await, 1);
 }
 
 #[tokio::test]
-async fn a_commit_that_is_not_answered_in_time_is_an_unknown_outcome() {
+async fn a_commit_that_times_out_is_an_unknown_outcome() {
     let schema = Schema::migrated().await;
-    let tap = LossyLink::start(schema.address(), "COMMIT", Loss::Silence).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
+    let (link, store) = open_lossy(&schema, "COMMIT", Loss::AnswerInSilence).await;
+    link.arm();
     let stored = row(1);
     let started = Instant::now();
     let answer = store.insert(std::slice::from_ref(&stored)).await;
     assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert!(started.elapsed() < PATIENCE * 2, "it took {:?}", started.elapsed());
-    // The next call has a connection of its own: the answer that comes late is not taken for its own.
+    assert!(started.elapsed() < CALL_TIMEOUT * 2, "it took {:?}", started.elapsed());
+    // The next call uses another connection, so it cannot read the late answer of the first.
     assert_eq!(store.get(stored.id).await.unwrap(), Some(stored));
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_changes_nothing_and_is_found_again() {
+async fn calls_without_a_server_change_nothing_and_the_store_reconnects() {
     let schema = Schema::migrated().await;
     let proxy = Proxy::start(schema.address()).await;
-    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
+    let store = open_through(&schema, &proxy.address()).await;
     proxy.set(Mode::Refuse).await;
     let refused = store.insert(&[row(1)]).await;
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
     proxy.set(Mode::Forward).await;
     store.insert(&[row(1)]).await.unwrap();
-    // Cut while idle, as a restarted server leaves them: nobody notices.
+    // Connections cut while idle, as by a server's restart, cause no error.
     proxy.cut().await;
     store.insert(&[row(1)]).await.unwrap();
     proxy.cut().await;
     store.ping().await.unwrap();
-    // Ended by the server, which says so to the next who asks.
+    // Connections killed by the server answer the next statement with an error, which the store hides.
     kill_all(&schema).await;
     store.insert(&[row(1)]).await.unwrap();
     kill_all(&schema).await;
@@ -116,7 +112,18 @@ async fn a_server_that_is_away_changes_nothing_and_is_found_again() {
     assert_eq!(count(&schema).await, 3);
 }
 
-/// Ends every connection to this database but the one that does it.
+/// A store whose only connection goes through a [`LossyLink`].
+async fn open_lossy(schema: &Schema, text: &'static str, loss: Loss) -> (LossyLink, MySqlStore) {
+    let link = LossyLink::start(schema.address(), text, loss).await;
+    let store = open_through(schema, &link.address).await;
+    (link, store)
+}
+
+async fn open_through(schema: &Schema, address: &str) -> MySqlStore {
+    MySqlStore::open(&schema.options_through(address, CALL_TIMEOUT)).await.unwrap()
+}
+
+/// Kills every connection to this database except its own.
 async fn kill_all(schema: &Schema) {
     const SQL: &str =
         "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
@@ -124,7 +131,7 @@ async fn kill_all(schema: &Schema) {
     let ids: Vec<i64> = sqlx::query_scalar(SQL).fetch_all(&mut connection).await.unwrap();
     assert!(!ids.is_empty());
     for id in ids {
-        // One that has gone by itself meanwhile cannot be ended, and need not be.
+        // Fails if the connection has closed meanwhile.
         sqlx::query(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.ok();
     }
 }
