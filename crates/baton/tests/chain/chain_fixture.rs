@@ -12,6 +12,8 @@ use harness::process::{Process, Program};
 use harness::wait::eventually_ok;
 use serde_json::{Value, json};
 
+use crate::relay_fixture;
+
 /// Deadline of a wait, long enough for a busy machine. A passing test does not wait for it.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Deadline of a wait that includes restarts or outages.
@@ -190,9 +192,7 @@ impl ChainFixture {
 
     /// A metric of the API process, summed over the series whose labels contain `label`.
     pub async fn metric(&self, name: &str, label: &str) -> f64 {
-        let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();
-        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        relay_fixture::metric(&self.http, &self.base, name, label).await
     }
 
     /// Posts a transfer to a relayer directly; returns the relayer's id.
@@ -250,9 +250,7 @@ impl ChainFixture {
     }
 }
 
+/// Sends a request with a timeout; returns status and body.
 pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
-    let response = request.timeout(SOON).send().await.unwrap();
-    let status = response.status().as_u16();
-    let text = response.text().await.unwrap();
-    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    relay_fixture::answer(request.timeout(SOON)).await
 }

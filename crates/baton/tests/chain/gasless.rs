@@ -8,6 +8,7 @@ mod refused;
 use alloy_primitives::{Address, Bytes, U256};
 use alloy_sol_types::SolCall;
 use harness::chain::{CHAIN_ID, Chain, Contracts, FORWARDER_NAME, ForwardRequest, PrivateKeySigner, Token, new_key};
+use harness::proxy::Proxy;
 use serde_json::{Value, json};
 
 use crate::relay_fixture::{API_KEY, RelayFixture, RelaySetup};
@@ -39,6 +40,12 @@ impl GaslessFixture {
             .env("CHAIN_ID", CHAIN_ID.to_string())
             .env("FORWARDER_ADDRESS", self.contracts.forwarder.to_string())
             .env("FORWARDER_NAME", FORWARDER_NAME)
+    }
+
+    /// A link to the chain's JSON-RPC.
+    pub async fn link_to_chain(&self) -> Proxy {
+        let address = self.chain.url().trim_start_matches("http://").trim_end_matches('/').to_owned();
+        Proxy::start(address).await
     }
 
     /// The user's transfer of `amount` tokens to the friend, to be signed.

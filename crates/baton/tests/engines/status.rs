@@ -1,7 +1,7 @@
 //! The three tiers of the status (Redis, the database, the relayers): hit, miss with backfill, Redis unavailable. A reader
 //! never sees a status move back.
 
-use harness::engine::{Engine, server};
+use harness::engine::{Engine, address, server};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
@@ -14,8 +14,7 @@ async fn start_relay(redis: &Proxy) -> RelayFixture {
 }
 
 async fn redis_link() -> Proxy {
-    let url = reqwest::Url::parse(&server("BATON_TEST_REDIS_URL")).unwrap();
-    Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await
+    Proxy::start(address("BATON_TEST_REDIS_URL")).await
 }
 
 /// The cache entry of this transaction in Redis.

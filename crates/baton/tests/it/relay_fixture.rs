@@ -341,9 +341,12 @@ impl RelayFixture {
 
     /// A metric of the API process, summed over the series whose labels contain `label`.
     pub async fn metric(&self, name: &str, label: &str) -> f64 {
-        let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();
-        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        metric(&self.http, &self.base, name, label).await
+    }
+
+    /// The same of a consumer process.
+    pub async fn consumer_metric(&self, which: usize, name: &str, label: &str) -> f64 {
+        metric(&self.http, &self.consumer_bases[which], name, label).await
     }
 
     /// The state of one relayer according to `/health`.
@@ -364,11 +367,19 @@ impl RelayFixture {
     }
 }
 
-async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
+/// Sends a request; returns status and body.
+pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
     let response = request.send().await.unwrap();
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+/// A metric of the process at `base`, summed over the series whose labels contain `label`.
+pub async fn metric(http: &reqwest::Client, base: &str, name: &str, label: &str) -> f64 {
+    let text = http.get(format!("{base}/metrics")).send().await.unwrap().text().await.unwrap();
+    let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 /// A body whose `data` carries a serial number; the relayer receives `data` unchanged.

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harness::engine::Engine;
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::relayer::PostFault;
 use harness::wait::eventually_ok;
 
 use crate::load_client::{LoadClient, LoadProfile};
 use crate::relay_fixture::{RelayFixture, SOON};
-use crate::scenario::{Scenario, crash_setup};
+use crate::scenario::{Scenario, crash_setup, inject_faults};
 
 const PROFILE: LoadProfile =
     LoadProfile { clients: 16, pause_max: Duration::from_millis(250), retry_until_accepted: false };
@@ -40,7 +40,7 @@ async fn jump(name: &'static str, offsets: &[&str]) {
     let mut scenario = Scenario::begin(name);
     let clock = Clock::new();
     let relay = clock.start_relay().await;
-    inject_faults(&relay, scenario.seed);
+    inject_clock_jump_faults(&relay, scenario.seed);
     scenario.start_watching(&relay);
     let client = LoadClient::of(&relay);
     let seed = scenario.seed;
@@ -64,7 +64,7 @@ async fn clock_back_after_a_restart_of_the_machine() {
     let clock = Clock::new();
     clock.set("+1h");
     let mut relay = clock.start_relay().await;
-    inject_faults(&relay, scenario.seed);
+    inject_clock_jump_faults(&relay, scenario.seed);
     let (client, seed) = (LoadClient::of(&relay), scenario.seed);
     let mut answers = client.send_all(PROFILE, 0..TRANSACTIONS / 4, seed).await;
     let crash = async {
@@ -90,17 +90,15 @@ async fn clock_back_after_a_restart_of_the_machine() {
     assert_eq!(ledger.failed, 0);
 }
 
-fn inject_faults(relay: &RelayFixture, seed: u64) {
-    for (number, relayer) in relay.relayers.iter().enumerate() {
-        let plan = FaultPlan::new(seed.wrapping_add(number as u64))
-            .with(PostFault::ErrorBeforeStoring, 0.03)
+fn inject_clock_jump_faults(relay: &RelayFixture, seed: u64) {
+    inject_faults(relay, seed, |plan| {
+        plan.with(PostFault::ErrorBeforeStoring, 0.03)
             .with(PostFault::ErrorAfterStoring, 0.03)
             .with(PostFault::CutBeforeStoring, 0.03)
             .with(PostFault::CutAfterStoring, 0.03)
             .with(PostFault::HangThenStore(Duration::from_millis(1500)), 0.06)
-            .with(PostFault::Slow(Duration::from_millis(500)), 0.3);
-        relayer.set_faults(Faults::planned(plan));
-    }
+            .with(PostFault::Slow(Duration::from_millis(500)), 0.3)
+    });
 }
 
 /// The wall clock of the processes under test, set through the preloaded libfaketime.

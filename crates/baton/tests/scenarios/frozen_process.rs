@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::relayer::PostFault;
 use harness::wait::eventually_ok;
 
 use crate::load_client::{Answer, ClientAnswers, LoadClient, LoadProfile};
 use crate::relay_fixture::{LATER, RelayFixture, SOON};
-use crate::scenario::{Scenario, crash_setup, until_final};
+use crate::scenario::{Scenario, crash_setup, inject_faults, until_final};
 
 const ROUNDS: usize = 4;
 const PER_ROUND: usize = 120;
@@ -24,13 +24,10 @@ async fn frozen_process() {
     let mut relay = crash_setup(3).env("RELAYER_SUBMIT_TIMEOUT_MS", "8000").start().await;
     relay.add_consumer().await;
     relay.warm_up().await;
-    for (number, relayer) in relay.relayers.iter().enumerate() {
-        // Slow answers: the consumer has submissions in flight whenever it is frozen.
-        let plan = FaultPlan::new(scenario.seed.wrapping_add(number as u64))
-            .with(PostFault::Slow(Duration::from_millis(400)), 0.7)
-            .with(PostFault::ErrorAfterStoring, 0.05);
-        relayer.set_faults(Faults::planned(plan));
-    }
+    // Slow answers: the consumer has submissions in flight whenever it is frozen.
+    inject_faults(&relay, scenario.seed, |plan| {
+        plan.with(PostFault::Slow(Duration::from_millis(400)), 0.7).with(PostFault::ErrorAfterStoring, 0.05)
+    });
     scenario.start_watching(&relay);
     let client = LoadClient::of(&relay);
     let profile = LoadProfile { clients: 16, pause_max: Duration::from_millis(10), retry_until_accepted: false };
@@ -125,9 +122,7 @@ async fn freeze_in_a_burst(relay: &RelayFixture, which: usize, mut serial: usize
         };
         tokio::time::timeout(SOON, arrives).await.expect("a submission arrives");
         relay.consumers[which].sigstop().unwrap();
-        let answer = tokio::time::timeout(Duration::from_secs(2), client.send(serial, None))
-            .await
-            .unwrap_or_else(|late| Answer::OutcomeUnknown(late.to_string()));
+        let answer = probe(&client, serial).await;
         serial += 1;
         let free = matches!(answer, Answer::Accepted(_));
         all.push(answer);
@@ -137,6 +132,13 @@ async fn freeze_in_a_burst(relay: &RelayFixture, which: usize, mut serial: usize
         relay.consumers[which].sigcont().unwrap();
     }
     panic!("the consumer held the database lock in {FREEZES_MAX} attempts");
+}
+
+/// Sends one request with a short timeout: it is accepted unless the frozen consumer holds the database lock.
+async fn probe(client: &LoadClient, serial: usize) -> Answer {
+    tokio::time::timeout(Duration::from_secs(2), client.send(serial, None))
+        .await
+        .unwrap_or_else(|late| Answer::OutcomeUnknown(late.to_string()))
 }
 
 /// Freezes a consumer at a random time, but not while it holds the lock of the database file, which would block the other
@@ -153,9 +155,7 @@ async fn freeze(
         let pause = scenario.random_pause(Duration::from_millis(100));
         tokio::time::sleep(pause).await;
         relay.consumers[which].sigstop().unwrap();
-        let answer = tokio::time::timeout(Duration::from_secs(2), client.send(serial, None))
-            .await
-            .unwrap_or_else(|late| Answer::OutcomeUnknown(late.to_string()));
+        let answer = probe(&client, serial).await;
         let free = matches!(answer, Answer::Accepted(_));
         answers.add(serial, answer);
         serial += 1;

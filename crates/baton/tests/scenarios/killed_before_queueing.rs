@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use harness::engine::Engine;
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::relayer::PostFault;
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use crate::load_client::{LoadClient, LoadProfile};
+use crate::load_client::{ClientAnswers, LoadClient, LoadProfile};
 use crate::relay_fixture::SOON;
-use crate::scenario::{Scenario, crash_setup};
+use crate::scenario::{Scenario, crash_setup, inject_faults};
 
 const ROUNDS: usize = 3;
 const PER_ROUND: usize = 100;
@@ -21,17 +21,14 @@ async fn killed_before_queueing() {
     let mut scenario = Scenario::begin("killed_before_queueing");
     let mut relay = crash_setup(2).engine(Engine::Embedded).env("BREAKER_FAILURES", "1000").start().await;
     relay.warm_up().await;
-    for (number, relayer) in relay.relayers.iter().enumerate() {
-        let plan = FaultPlan::new(scenario.seed.wrapping_add(number as u64))
-            .with(PostFault::ErrorBeforeStoring, 0.3)
-            .with(PostFault::QueueUnavailable, 0.1);
-        relayer.set_faults(Faults::planned(plan));
-    }
+    inject_faults(&relay, scenario.seed, |plan| {
+        plan.with(PostFault::ErrorBeforeStoring, 0.3).with(PostFault::QueueUnavailable, 0.1)
+    });
     scenario.start_watching(&relay);
     let client = LoadClient::of(&relay);
     let profile = LoadProfile { clients: 8, pause_max: Duration::from_millis(40), retry_until_accepted: false };
     let file = PathBuf::from(&relay.env["BATON_DATA_DIR"]).join("baton.db");
-    let mut answers = crate::load_client::ClientAnswers::default();
+    let mut answers = ClientAnswers::default();
     for round in 0..ROUNDS {
         let file = file.clone();
         let locking = tokio::task::spawn_blocking(move || lock_at_gap(&file));

@@ -132,11 +132,18 @@ pub fn crash_setup(relayers: usize) -> RelaySetup {
         .split()
 }
 
+/// Gives every relayer a fault plan, each with its own seed.
+pub fn inject_faults(relay: &RelayFixture, seed: u64, faults: impl Fn(FaultPlan) -> FaultPlan) {
+    for (number, relayer) in relay.relayers.iter().enumerate() {
+        let plan = FaultPlan::new(seed.wrapping_add(number as u64));
+        relayer.set_faults(Faults::planned(faults(plan)));
+    }
+}
+
 /// Gives a tenth of all submissions an unknown outcome.
 pub fn inject_unknown_outcomes(relay: &RelayFixture, seed: u64) {
-    for (number, relayer) in relay.relayers.iter().enumerate() {
-        let plan = FaultPlan::new(seed.wrapping_add(number as u64))
-            .with(PostFault::ErrorBeforeStoring, 0.02)
+    inject_faults(relay, seed, |plan| {
+        plan.with(PostFault::ErrorBeforeStoring, 0.02)
             .with(PostFault::ErrorAfterStoring, 0.02)
             .with(PostFault::CutBeforeStoring, 0.01)
             .with(PostFault::CutAfterStoring, 0.015)
@@ -145,7 +152,6 @@ pub fn inject_unknown_outcomes(relay: &RelayFixture, seed: u64) {
             .with(PostFault::QueueUnavailable, 0.005)
             .with(PostFault::HangAfterStoring, 0.002)
             // Stored after the consumer has given up on the request, or has been killed.
-            .with(PostFault::HangThenStore(Duration::from_millis(1500)), 0.008);
-        relayer.set_faults(Faults::planned(plan));
-    }
+            .with(PostFault::HangThenStore(Duration::from_millis(1500)), 0.008)
+    });
 }

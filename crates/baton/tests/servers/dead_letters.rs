@@ -5,7 +5,7 @@ use harness::engine::Engine;
 use harness::wait::eventually_ok;
 
 use crate::load_client::LoadClient;
-use crate::outage::{RETRYING_LOAD, consumer_metric, short_timings};
+use crate::outage::{RETRYING_LOAD, short_timings};
 use crate::relay_fixture::LATER;
 use crate::scenario::Scenario;
 use crate::sqs_queue::SqsQueue;
@@ -33,7 +33,7 @@ async fn dead_letters_with_attempts_left() {
     .await;
     relay.add_consumer().await;
     let ledger = scenario.end(&relay, &answers).await;
-    let put_back = consumer_metric(&relay, 0, "baton_reconciler_total", "dead-letter-put-back").await;
+    let put_back = relay.consumer_metric(0, "baton_reconciler_total", "dead-letter-put-back").await;
     println!("  {put_back} messages were put back");
     assert_eq!((ledger.confirmed, ledger.failed, ledger.dead_letters), (TRANSACTIONS, 0, 0));
     assert!(put_back >= TRANSACTIONS as f64, "{put_back}");

@@ -6,12 +6,12 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use harness::engine::Engine;
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::relayer::PostFault;
 
 use crate::load_client::LoadClient;
 use crate::outage::{RETRYING_LOAD, short_timings, until_queue_empty};
 use crate::relay_fixture::LATER;
-use crate::scenario::{Scenario, until_final};
+use crate::scenario::{Scenario, inject_faults, until_final};
 use crate::sqs_queue::SqsQueue;
 
 const EACH: usize = 240;
@@ -22,13 +22,10 @@ async fn duplicates() {
     let mut scenario = Scenario::begin("duplicates");
     let mut relay = short_timings().engine(Engine::MySqlSqs).env("REQUEST_TIMEOUT_MS", "30000").start().await;
     relay.warm_up().await;
-    for (number, relayer) in relay.relayers.iter().enumerate() {
-        // Slow answers: the copy arrives while the original is being handled.
-        let plan = FaultPlan::new(scenario.seed.wrapping_add(number as u64))
-            .with(PostFault::Slow(Duration::from_millis(300)), 0.5)
-            .with(PostFault::ErrorAfterStoring, 0.05);
-        relayer.set_faults(Faults::planned(plan));
-    }
+    // Slow answers: the copy arrives while the original is being handled.
+    inject_faults(&relay, scenario.seed, |plan| {
+        plan.with(PostFault::Slow(Duration::from_millis(300)), 0.5).with(PostFault::ErrorAfterStoring, 0.05)
+    });
     scenario.start_watching(&relay);
     relay.consumers.remove(0).kill9().await.unwrap();
     relay.consumer_bases.clear();

@@ -7,7 +7,7 @@ use harness::servers::{Server, Servers};
 use harness::wait::eventually;
 
 use crate::load_client::{ClientAnswers, LoadClient};
-use crate::outage::{consumer_metric, load_during, start_on};
+use crate::outage::{load_during, start_on};
 use crate::relay_fixture::{RelayFixture, SOON};
 use crate::scenario::Scenario;
 
@@ -54,7 +54,7 @@ async fn mariadb_killed() {
 #[tokio::test]
 async fn sqs_killed() {
     let (relay, _servers) = killed("sqs_killed", Engine::MySqlSqs, Server::Sqs, 2).await;
-    let requeued = consumer_metric(&relay, 0, "baton_reconciler_total", "unclaimed").await;
+    let requeued = relay.consumer_metric(0, "baton_reconciler_total", "unclaimed").await;
     println!("  {requeued} messages were lost with the server and requeued");
     assert!(requeued > 0.0, "no message was lost with the server");
 }

@@ -2,18 +2,17 @@
 
 use std::time::Duration;
 
-use harness::engine::{Engine, server};
-use harness::proxy::{Mode, Proxy};
+use harness::engine::Engine;
+use harness::proxy::Mode;
 
 use crate::load_client::LoadClient;
-use crate::outage::{OUTAGE_SERIALS, SINGLE_TRY_LOAD, load_during, short_timings};
+use crate::outage::{OUTAGE_SERIALS, SINGLE_TRY_LOAD, link_to, load_during, short_timings};
 use crate::scenario::Scenario;
 
 #[tokio::test]
 async fn mysql_slow() {
     let mut scenario = Scenario::begin("mysql_slow");
-    let url = reqwest::Url::parse(&server("BATON_TEST_MYSQL_URL")).unwrap();
-    let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
+    let link = link_to("BATON_TEST_MYSQL_URL").await;
     let relay = short_timings().engine(Engine::MySqlSqs).behind("DATABASE_URL", &link).start().await;
     relay.warm_up().await;
     scenario.start_watching(&relay);

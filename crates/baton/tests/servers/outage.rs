@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use harness::engine::address;
+use harness::proxy::Proxy;
 use harness::servers::Servers;
 use harness::wait::{eventually, eventually_ok};
 
@@ -41,6 +43,11 @@ pub async fn start_on(servers: &Servers) -> RelayFixture {
     let relay = short_timings().on(servers).start().await;
     relay.warm_up().await;
     relay
+}
+
+/// A link to the server that this variable names.
+pub async fn link_to(variable: &str) -> Proxy {
+    Proxy::start(address(variable)).await
 }
 
 /// Sends load while `outage` runs, probes until the API accepts again, and then sends more. Checks that every request got a
@@ -100,14 +107,6 @@ pub async fn until_refused(client: &LoadClient, more: usize) {
         if refused >= more { Ok(()) } else { Err(refused) }
     })
     .await;
-}
-
-/// A metric of a consumer process, summed over the series whose labels contain `label`.
-pub async fn consumer_metric(relay: &RelayFixture, which: usize, name: &str, label: &str) -> f64 {
-    let url = format!("{}/metrics", relay.consumer_bases[which]);
-    let text = relay.http.get(url).send().await.unwrap().text().await.unwrap();
-    let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 /// Waits until the queue has no message left, neither ready nor leased nor delayed.

@@ -1,18 +1,17 @@
 //! The API's link to SQS is cut, silent or one-way while clients send: a request with 503 has no effect, a request with 202
 //! has one.
 
-use harness::engine::{Engine, server};
-use harness::proxy::{Mode, Proxy};
+use harness::engine::Engine;
+use harness::proxy::Mode;
 
 use crate::load_client::{ClientAnswers, LoadClient};
-use crate::outage::{OUTAGE_SERIALS, SINGLE_TRY_LOAD, load_during, short_timings};
+use crate::outage::{OUTAGE_SERIALS, SINGLE_TRY_LOAD, link_to, load_during, short_timings};
 use crate::scenario::Scenario;
 
 #[tokio::test]
 async fn queue_at_accept() {
     let mut scenario = Scenario::begin("queue_at_accept");
-    let url = reqwest::Url::parse(&server("BATON_TEST_SQS_URL")).unwrap();
-    let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
+    let link = link_to("BATON_TEST_SQS_URL").await;
     let relay = short_timings().engine(Engine::MySqlSqs).api_behind("SQS_ENDPOINT_URL", &link).start().await;
     relay.warm_up().await;
     scenario.start_watching(&relay);

@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use harness::engine::{Engine, server};
-use harness::proxy::{Mode, Proxy};
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::engine::Engine;
+use harness::proxy::Mode;
+use harness::relayer::PostFault;
 use harness::wait::eventually_ok;
 
 use crate::load_client::{ClientAnswers, LoadClient};
-use crate::outage::{RETRYING_LOAD, consumer_metric, short_timings};
+use crate::outage::{RETRYING_LOAD, link_to, short_timings};
 use crate::relay_fixture::{LATER, RelayFixture, SOON};
-use crate::scenario::{Scenario, until_final};
+use crate::scenario::{Scenario, inject_faults, until_final};
 
 const LEASE_MS: u64 = 1000;
 const EACH: usize = 150;
@@ -19,8 +19,7 @@ const EACH: usize = 150;
 #[tokio::test]
 async fn slow_submit() {
     let mut scenario = Scenario::begin("slow_submit");
-    let url = reqwest::Url::parse(&server("BATON_TEST_SQS_URL")).unwrap();
-    let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
+    let link = link_to("BATON_TEST_SQS_URL").await;
     let mut relay = short_timings()
         .engine(Engine::MySqlSqs)
         .env("QUEUE_LEASE_MS", LEASE_MS.to_string())
@@ -33,12 +32,10 @@ async fn slow_submit() {
     relay.add_consumer().await;
     relay.env.insert("SQS_ENDPOINT_URL".to_owned(), direct);
     relay.warm_up().await;
-    for (number, relayer) in relay.relayers.iter().enumerate() {
-        let plan = FaultPlan::new(scenario.seed.wrapping_add(number as u64))
-            .with(PostFault::Slow(Duration::from_millis(4 * LEASE_MS)), 0.3)
-            .with(PostFault::Slow(Duration::from_millis(LEASE_MS)), 0.3);
-        relayer.set_faults(Faults::planned(plan));
-    }
+    inject_faults(&relay, scenario.seed, |plan| {
+        plan.with(PostFault::Slow(Duration::from_millis(4 * LEASE_MS)), 0.3)
+            .with(PostFault::Slow(Duration::from_millis(LEASE_MS)), 0.3)
+    });
     scenario.start_watching(&relay);
     let client = LoadClient::of(&relay);
     let mut answers = ClientAnswers::default();
@@ -53,7 +50,7 @@ async fn slow_submit() {
     });
     answers.extend(sent);
     eventually_ok(SOON, "leases to be lost", || async {
-        let lost = consumer_metric(&relay, 1, "pipeline_lease_lost_total", "").await;
+        let lost = relay.consumer_metric(1, "pipeline_lease_lost_total", "").await;
         if lost > 0.0 { Ok(()) } else { Err(lost) }
     })
     .await;
@@ -77,7 +74,7 @@ async fn slow_submit() {
 /// Waits until a consumer has five submissions in flight.
 async fn until_busy(relay: &RelayFixture, which: usize) {
     eventually_ok(SOON, "a consumer to be busy", || async {
-        let busy = consumer_metric(relay, which, "pipeline_in_flight", "").await;
+        let busy = relay.consumer_metric(which, "pipeline_in_flight", "").await;
         if busy >= 5.0 { Ok(()) } else { Err(busy) }
     })
     .await;

@@ -3,7 +3,7 @@
 use alloy_primitives::U256;
 use alloy_sol_types::SolCall;
 use harness::chain::{ForwardRequest, Token};
-use harness::proxy::{Mode, Proxy};
+use harness::proxy::Mode;
 use harness::wait::eventually;
 use serde_json::{Value, json};
 
@@ -85,8 +85,7 @@ async fn the_preflight_fails_reverting_calls_with_their_reason() {
 #[tokio::test]
 async fn without_the_chain_the_preflight_defers_and_fails_nothing() {
     let gasless = GaslessFixture::new().await;
-    let address = gasless.chain.url().trim_start_matches("http://").trim_end_matches('/').to_owned();
-    let link = Proxy::start(address).await;
+    let link = gasless.link_to_chain().await;
     let relay = gasless
         .setup(1)
         .behind("RPC_URL", &link)

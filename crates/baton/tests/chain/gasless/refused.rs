@@ -3,7 +3,7 @@
 use alloy_primitives::{Bytes, Signature, U256, hex};
 use alloy_sol_types::{SolStruct, eip712_domain};
 use harness::chain::{CHAIN_ID, FORWARDER_NAME, ForwardRequest, new_key, sign_digest};
-use harness::proxy::{Mode, Proxy};
+use harness::proxy::Mode;
 use harness::wait::eventually;
 use serde_json::{Value, json};
 
@@ -112,8 +112,7 @@ async fn requests_that_the_forwarder_would_refuse_are_refused_before_queueing() 
 #[tokio::test]
 async fn without_the_chain_a_request_gets_503_and_nothing_is_stored() {
     let gasless = GaslessFixture::new().await;
-    let address = gasless.chain.url().trim_start_matches("http://").trim_end_matches('/').to_owned();
-    let link = Proxy::start(address).await;
+    let link = gasless.link_to_chain().await;
     // The process starts without the chain.
     link.set(Mode::BlackHole).await;
     let relay = gasless.setup(1).behind("RPC_URL", &link).env("RPC_TIMEOUT_MS", "500").start().await;
