@@ -1,4 +1,4 @@
-//! The block number of a final transaction. Relayers do not report it, so the product asks the chain: once, without
+//! The block number of a final transaction. Relayers do not report it, so the product asks the chain, without
 //! delaying readers. A block number that was shown never disappears.
 
 use alloy_primitives::U256;
@@ -33,7 +33,7 @@ async fn restart_api(relay: &mut ChainFixture) {
 }
 
 #[tokio::test]
-async fn the_chain_is_asked_only_once_for_a_block() {
+async fn the_chain_is_not_asked_again_for_a_known_block() {
     let chain = Chain::shared();
     let rpc = RpcProxy::start(&chain).await;
     let mut relay = ChainSetup::on(&chain).env("RPC_URL", rpc.url()).start().await;
