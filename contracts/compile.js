@@ -21,7 +21,7 @@ const input = {
   language: "Solidity",
   sources: Object.fromEntries(Object.keys(SOURCES).map((name) => [name, { content: read(name) }])),
   settings: {
-    // What OpenZeppelin's contracts need at least.
+    // The oldest EVM version that OpenZeppelin's contracts support.
     evmVersion: "cancun",
     optimizer: { enabled: true, runs: 200 },
     outputSelection: { "*": { "*": ["abi", "evm.bytecode.object"] } },

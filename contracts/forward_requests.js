@@ -1,8 +1,8 @@
-// What ethers makes of forward requests: the hash that a user signs, and the call of the forwarder.
+// Encodes forward requests with ethers: the hash that a user signs, and the call of the forwarder.
 //
 //   NODE_PATH=.../node_modules node forward_requests.js FORWARDER_JSON INPUT OUTPUT
 //
-// INPUT has one {domain, request, signature} a line, OUTPUT gets one {hash, calldata} for each. FORWARDER_JSON is the
+// INPUT has one {domain, request, signature} per line, OUTPUT gets one {hash, calldata} for each. FORWARDER_JSON is the
 // compiled contract, whose own ABI encodes the call.
 
 const fs = require("node:fs");

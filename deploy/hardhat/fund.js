@@ -1,4 +1,4 @@
-// Gives each relayer of the local chain 100 ether, and refuses a pool in which two relayers sign with one key: they would
+// Sends each relayer 100 ether on the local chain, and refuses a pool in which two relayers share a signing key: they would
 // take each other's nonces. Run it after the first start: docker compose … run --rm fund-relayers
 "use strict";
 

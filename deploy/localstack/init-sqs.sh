@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Creates relay-transactions and its dead-letter queue. LocalStack runs it each time it has started (it forgets its
-# queues when it stops); Baton checks at its own start that they are as it expects. Running it again changes nothing;
+# Creates relay-transactions and its dead-letter queue. LocalStack runs it after each start (it loses its queues
+# when it stops); Baton checks their settings at its own start. Running it again changes nothing;
 # a queue of that name with other settings is an error.
 set -euo pipefail
 
-# Not AWS_REGION: LocalStack sets that one to us-east-1 for its init scripts, whatever the container was given.
+# Not AWS_REGION: LocalStack sets it to us-east-1 for its init scripts, regardless of the container's environment.
 region=${QUEUE_REGION:-ap-northeast-2}
 queue=relay-transactions
 dead_letters=relay-transactions-dlq
@@ -21,7 +21,7 @@ dead_letters_url=$(sqs create-queue --queue-name "$dead_letters" --query QueueUr
 dead_letters_arn=$(sqs get-queue-attributes --queue-url "$dead_letters_url" \
   --attribute-names QueueArn --query Attributes.QueueArn)
 
-# The policy is JSON inside a JSON string, as SQS takes it.
+# SQS expects the policy as JSON inside a JSON string.
 policy="{\\\"deadLetterTargetArn\\\":\\\"$dead_letters_arn\\\",\\\"maxReceiveCount\\\":\\\"$receives_max\\\"}"
 attributes="{\"VisibilityTimeout\":\"$visibility_s\",\"MessageRetentionPeriod\":\"$retention_s\","
 attributes+="\"ReceiveMessageWaitTimeSeconds\":\"$long_poll_s\",\"RedrivePolicy\":\"$policy\"}"

@@ -2,16 +2,21 @@
 //!
 //! The map, in the order a request meets it: [`http`] (the server and what all APIs share) → [`relay`] (lane 1:
 //! blockchain transactions) or [`users`] (lane 2: raffle enrolment) → the `pipeline` crate (queue, handler, settle).
-//! [`cache`] and [`dead_letters`] serve the first lane, [`engine`] opens what both may run on, [`config`] is the only
-//! reader of the environment, [`cli`] puts a process together, and [`dev`] brings the development relayers.
+//! Both lanes share [`dead_letters`] (the operators' view), [`queues`] (opening a queue on SQS), `store_pool` (database
+//! connections), [`clock`] and [`randomness`] (as values). [`config`] is the only reader of the environment, [`evm`]
+//! parses addresses and amounts, and [`cli`] puts a process together. The lanes never import each other.
 
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod dead_letters;
-pub mod dev;
-pub mod engine;
+pub mod errors;
+pub mod evm;
 pub mod http;
+pub mod queues;
+pub mod randomness;
 pub mod relay;
+mod store_pool;
 pub mod telemetry;
 pub mod timestamp;
 pub mod users;

@@ -1,4 +1,4 @@
-//! The binary: parse, then call one command. Everything else is in the library.
+//! The binary. Everything, including the command line, is in the library.
 
 use std::process::ExitCode;
 

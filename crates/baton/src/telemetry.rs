@@ -1,4 +1,4 @@
-//! Logs and metrics of a process. JSON lines by default, text for people; durations as histograms with fixed buckets.
+//! Logs and metrics of a process: JSON lines, or text for people; durations as histograms with fixed buckets.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -11,27 +11,27 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::LogConfig;
 
-/// Starts the logs. An unreadable level is an error that names it.
+/// Starts the logs. The error names a `LOG_LEVEL` that cannot be parsed.
 pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
-    // It shows the bodies of messages that came back; what became of them is logged by us.
+    // Lapin logs the bodies of returned messages; Baton logs their outcome itself, without the body.
     let quiet = if config.level.contains("lapin") { "" } else { ",lapin=error" };
-    // The address of a chain's node may have a key in it.
+    // Alloy logs the URL of the chain, which may hold a key.
     let filter = EnvFilter::try_new(format!("{}{quiet},alloy_transport_http=warn", config.level))
-        .map_err(|error| anyhow::anyhow!("LOG_LEVEL {:?} cannot be read: {error}", config.level))?;
+        .map_err(|error| anyhow::anyhow!("LOG_LEVEL {} cannot be parsed: {error}", config.level))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = if config.json {
         builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     } else {
         builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).compact().try_init()
     };
-    started.map_err(|error| anyhow::anyhow!("the logs cannot start: {error}"))
+    started.map_err(|error| anyhow::anyhow!("cannot start the logs: {error}"))
 }
 
-/// From a tenth of a millisecond to a minute.
+/// Histogram buckets in seconds, from 0.1 ms to 1 minute.
 const SECONDS: [f64; 17] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
-/// Folds the samples of histograms that nobody scrapes, which would otherwise be kept one by one.
+/// Folds the samples of histograms every 5 s. Without it, an unscraped process keeps every sample in memory.
 pub async fn keep_up(metrics: PrometheusHandle, shutdown: CancellationToken) {
     const EVERY: Duration = Duration::from_secs(5);
     loop {
@@ -43,7 +43,7 @@ pub async fn keep_up(metrics: PrometheusHandle, shutdown: CancellationToken) {
     }
 }
 
-/// Installs the recorder of this process.
+/// Installs the metrics recorder of this process.
 pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
@@ -51,7 +51,7 @@ pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
     Ok(handle)
 }
 
-/// Shows how full a queue is.
+/// Sets the gauges of a queue: messages by state, and the age of the oldest.
 pub fn measure_queue(queue: &'static str, depth: &Depth) {
     let parts =
         [("ready", depth.ready), ("in_flight", depth.in_flight), ("delayed", depth.delayed), ("dead", depth.dead)];

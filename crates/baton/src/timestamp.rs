@@ -1,13 +1,10 @@
-//! A moment, in milliseconds since 1970: what the stores keep and what clients read as RFC 3339.
+//! A point in time, in milliseconds since 1970: what the stores keep and what clients read as RFC 3339.
 //!
-//! Time enters pure code as a value of this type; only the edges call [`Timestamp::now`].
+//! A plain value: the current one comes from a [`crate::clock::Clock`], and pure code takes it as an argument.
 
 use std::fmt;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use pipeline::sqlite::Clock;
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -17,45 +14,7 @@ use time::macros::format_description;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub i64);
 
-/// The clock of this process, once its store has one.
-static CLOCK: OnceLock<StoreClock> = OnceLock::new();
-
-/// A clock that every process on the same data shares.
-enum StoreClock {
-    /// That of the embedded engine's file, which does not jump.
-    File(Clock),
-    /// A database server's, carried on between two looks at it by this machine's steady clock.
-    Server { started: Instant, at_start_ms: AtomicI64 },
-}
-
-/// Makes this process go by the file's clock, which every process on the same data shares and which does not jump.
-/// The first one set stays.
-pub fn go_by(clock: Clock) {
-    CLOCK.set(StoreClock::File(clock)).ok();
-}
-
-/// Makes this process go by a database server's clock, which says that it is `server` now; again and again, so that the
-/// two do not drift apart.
-pub fn go_by_server(server: Timestamp) {
-    let clock = CLOCK.get_or_init(|| StoreClock::Server { started: Instant::now(), at_start_ms: AtomicI64::new(0) });
-    if let StoreClock::Server { started, at_start_ms } = clock {
-        let since = i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX);
-        at_start_ms.store(server.0.saturating_sub(since), Ordering::Relaxed);
-    }
-}
-
 impl Timestamp {
-    /// The time by the store's clock; before there is one, by the system's.
-    pub fn now() -> Self {
-        match CLOCK.get() {
-            None => Self::from(SystemTime::now()),
-            Some(StoreClock::File(clock)) => Self(clock.now_ms()),
-            Some(StoreClock::Server { started, at_start_ms }) => {
-                Self(at_start_ms.load(Ordering::Relaxed)) + started.elapsed()
-            }
-        }
-    }
-
     /// Reads RFC 3339 with any number of fractional digits and any offset, as relayers write it.
     pub fn parse(text: &str) -> Option<Self> {
         let moment = OffsetDateTime::parse(text, &Rfc3339).ok()?;
@@ -70,15 +29,7 @@ impl Timestamp {
         Some(Self(moment.unix_timestamp().saturating_mul(1000)))
     }
 
-    /// How much further off from a relayer's clock this time may be than the time now; see [`Clock::slip_since`].
-    pub fn slip(self) -> Duration {
-        match CLOCK.get() {
-            Some(StoreClock::File(clock)) => clock.slip_since(self.0),
-            Some(StoreClock::Server { .. }) | None => Duration::ZERO,
-        }
-    }
-
-    /// How long it is since `earlier`; zero if it is not earlier.
+    /// Time passed since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }

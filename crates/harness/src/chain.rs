@@ -1,9 +1,9 @@
 //! A real Ethereum chain (`scripts/services start chain`, id 31337), and what tests do on it.
 //!
-//! All tests share one chain and do not meet on it: each has keys of its own, funded out of nothing, and deploys
-//! contracts of its own. One that must kill, freeze or reset its chain starts another with
-//! [`Server::Chain`](crate::servers::Server::Chain); one that must lose the way to it puts a
-//! [`Proxy`](crate::proxy::Proxy) in between.
+//! All tests share one chain. Each has its own keys, funded on demand, and its own contracts, so tests do not affect each
+//! other. A test that kills, freezes or resets its chain starts a private one with
+//! [`Server::Chain`](crate::servers::Server::Chain); a test that cuts the connection to it uses a
+//! [`Proxy`](crate::proxy::Proxy).
 
 mod contracts;
 
@@ -20,23 +20,23 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use self::contracts::{Contracts, FORWARDER_NAME, ForwardRequest, Forwarder, Token, domain, sign_digest};
 use crate::{engine::server, servers::Servers, wait::eventually};
 
-/// The chain's own id.
+/// Chain id of all test chains.
 pub const CHAIN_ID: u64 = 31337;
-/// One ether.
+/// One ether in wei.
 pub const ETHER: u128 = 1_000_000_000_000_000_000;
-/// For one question. A chain that is down or frozen does not hold a test up for longer.
+/// For one request: the longest wait for a chain that is down or frozen.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// For a transaction to be mined, on a busy machine.
 const MINE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The Ethereum network's types.
 pub type Ethereum = alloy_provider::network::Ethereum;
-/// What a mined transaction leaves.
+/// The receipt of a mined transaction.
 pub type Receipt = <Ethereum as Network>::ReceiptResponse;
-/// A transaction as the node is asked about it.
+/// A transaction as sent to the node's JSON-RPC.
 pub type TransactionRequest = <Ethereum as Network>::TransactionRequest;
 
-/// A chain that can be asked.
+/// A client of a chain.
 #[derive(Clone)]
 pub struct Chain {
     url: String,
@@ -44,15 +44,15 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// The one that all tests share.
+    /// The chain that all tests share.
     ///
     /// # Panics
-    /// If nobody has said where it is.
+    /// If `BATON_TEST_RPC_URL` is not set.
     pub fn shared() -> Self {
         Self::at(server("BATON_TEST_RPC_URL"))
     }
 
-    /// The one of a private set of servers.
+    /// The chain of a private set of servers.
     ///
     /// # Panics
     /// If there is none among them.
@@ -60,10 +60,10 @@ impl Chain {
         Self::at(servers.address("BATON_TEST_RPC_URL"))
     }
 
-    /// The one at that address.
+    /// The chain at this URL.
     ///
     /// # Panics
-    /// If it is no URL.
+    /// If it is not a URL.
     pub fn at(url: impl Into<String>) -> Self {
         let url = url.into();
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -73,34 +73,34 @@ impl Chain {
         Self { url, provider }
     }
 
-    /// Where it is.
+    /// URL of its JSON-RPC.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// For questions that have no function here.
+    /// For requests that have no function here.
     pub fn provider(&self) -> &RootProvider {
         &self.provider
     }
 
-    /// A key with 100 ether.
+    /// A new key with 100 ether.
     pub async fn funded_key(&self) -> PrivateKeySigner {
         let key = new_key();
         self.fund(key.address(), U256::from(100 * ETHER)).await;
         key
     }
 
-    /// Sets a balance.
+    /// Sets a balance, in wei.
     pub async fn fund(&self, address: Address, wei: U256) {
         self.ask::<_, serde_json::Value>("anvil_setBalance", (address, wei)).await;
     }
 
-    /// Wei.
+    /// Balance in wei.
     pub async fn balance(&self, address: Address) -> U256 {
         self.provider.get_balance(address).await.expect("the chain answers")
     }
 
-    /// How many transactions of that sender were mined.
+    /// Number of mined transactions of this sender.
     pub async fn nonce(&self, address: Address) -> u64 {
         self.provider.get_transaction_count(address).await.expect("the chain answers")
     }
@@ -111,7 +111,7 @@ impl Chain {
         self.provider.get_transaction_receipt(hash).await.expect("the chain answers")
     }
 
-    /// Whether each transaction is mined as it comes (it is, at the start). Of a private chain only.
+    /// Whether each transaction is mined at once, which is the default. For private chains only.
     pub async fn set_automine(&self, on: bool) {
         self.ask::<_, serde_json::Value>("evm_setAutomine", (on,)).await;
     }
@@ -121,7 +121,7 @@ impl Chain {
         self.ask::<_, serde_json::Value>("evm_mine", ()).await;
     }
 
-    /// Signs with that key, sends, and waits until it is mined, well or not.
+    /// Signs with this key, sends, and waits until it is mined, successful or reverted.
     pub async fn send(&self, key: &PrivateKeySigner, request: TransactionRequest) -> Receipt {
         let fees = self.provider.estimate_eip1559_fees().await.expect("the chain answers");
         let request = request
@@ -138,7 +138,7 @@ impl Chain {
         eventually(MINE_TIMEOUT, format!("{hash} to be mined"), || self.receipt(&hash)).await
     }
 
-    /// Signs with that key a request that lacks nothing, and sends it; gives its hash.
+    /// Signs a complete request with this key and sends it; returns its hash.
     pub async fn send_as_is(&self, key: &PrivateKeySigner, request: TransactionRequest) -> String {
         let wallet = EthereumWallet::from(key.clone());
         let signed = request.build(&wallet).await.expect("it can be signed");
@@ -156,7 +156,7 @@ impl Chain {
     }
 }
 
-/// A key that the chain has never heard of, without a wei.
+/// A new random key without balance.
 ///
 /// # Panics
 /// Never in practice: all but one in 2^128 numbers are keys.
@@ -164,7 +164,7 @@ pub fn new_key() -> PrivateKeySigner {
     PrivateKeySigner::from_bytes(&B256::from(rand::random::<[u8; 32]>())).expect("a key")
 }
 
-/// `0x` and 64 digits, as programs take a key.
+/// A private key as `0x` and 64 digits.
 pub fn key_text(key: &PrivateKeySigner) -> String {
     hex::encode_prefixed(key.to_bytes())
 }

@@ -1,16 +1,17 @@
-//! Which engine a test runs the product on: `BATON_TEST_ENGINE`, embedded by default. The servers are those that
-//! `scripts/services` runs, for all tests or for this one; each test gets a database and queues of its own, which go when it
-//! ends.
+//! The engine on which a test runs the product: `BATON_TEST_ENGINE`, embedded by default.
+//!
+//! The servers are those of `scripts/services`, shared or private. Each test gets its own database and queues; the
+//! database is dropped at the end.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
 use crate::servers::Servers;
 
-/// What the product runs on.
+/// The database and queue that the product runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
-    /// SQLite.
+pub enum TestEngine {
+    /// SQLite, in the product's own process.
     Embedded,
     /// MySQL (MariaDB), SQS (LocalStack) and Redis.
     MySqlSqs,
@@ -18,11 +19,11 @@ pub enum Engine {
     MySqlRabbitMq,
 }
 
-/// The variables of an engine, and what must be cleared away afterwards.
+/// The environment variables of an engine. Dropping it removes the test's database.
 pub struct EngineSetup {
-    /// For the product's processes.
+    /// Environment of the product's processes.
     pub vars: BTreeMap<String, String>,
-    /// To be dropped in the end.
+    /// Dropped from the server at the end.
     database: Option<Database>,
 }
 
@@ -32,11 +33,11 @@ struct Database {
     name: String,
 }
 
-impl Engine {
-    /// What this run is told to use.
+impl TestEngine {
+    /// The engine that `BATON_TEST_ENGINE` names.
     ///
     /// # Panics
-    /// If it is told something else.
+    /// For an unknown name.
     pub fn from_env() -> Self {
         match std::env::var("BATON_TEST_ENGINE").as_deref() {
             Err(_) | Ok("" | "embedded") => Self::Embedded,
@@ -59,8 +60,8 @@ impl Engine {
         EngineSetup { vars, database: Some(database) }
     }
 
-    /// The same on servers of one's own. There the product is no administrator of the database, who may do what others
-    /// may not; nothing is cleared away, because the servers go too.
+    /// The same on private servers. There the product is not the database's administrator, whom some limits do not
+    /// bind. The database stays, because its server goes too.
     ///
     /// # Panics
     /// If a server is missing.
@@ -93,7 +94,7 @@ impl Engine {
                 set("RELAY_QUEUE", "rabbitmq".to_owned());
                 set("RELAY_QUEUE_NAME", name.clone());
                 set("RABBITMQ_URL", server("BATON_TEST_AMQP_URL"));
-                // Its queues have one name on a broker, which other tests share.
+                // The names of the users queues are fixed, and other tests share the broker.
                 set("USERS_QUEUE", "embedded".to_owned());
             }
         }
@@ -125,20 +126,20 @@ impl Drop for EngineSetup {
     }
 }
 
-/// Where a server is.
+/// The address of a server, from this variable.
 ///
 /// # Panics
-/// If nobody has said.
+/// If the variable is not set.
 pub fn server(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
         panic!(r#"{name} is not set: run `scripts/services start`, then `eval "$(scripts/services env)"`"#)
     })
 }
 
-/// `127.0.0.1:PORT` of a server, for a link to it.
+/// `127.0.0.1:PORT` of a server, for a [`Proxy`](crate::proxy::Proxy) to it.
 ///
 /// # Panics
-/// If nobody has said where it is.
+/// If the variable is not set.
 pub fn address(name: &str) -> String {
     let url = reqwest::Url::parse(&server(name)).expect("it is a URL");
     format!("127.0.0.1:{}", url.port().expect("it has a port"))

@@ -1,35 +1,36 @@
-//! The neighbours that Baton is tested against, and the means to hurt them. Tests only: nothing here ships.
+//! The services around Baton in tests, and the means to break them. Tests only: nothing here ships.
 //!
-//! * [`relayer`]: an OpenZeppelin Relayer that counts what it accepted and misbehaves on request
-//! * [`sink`]: a webhook receiver that remembers everything and answers as told
+//! * [`relayer`]: an OpenZeppelin Relayer that records what it accepted and misbehaves on request
+//! * [`sink`]: a webhook receiver that records everything and answers as configured
 //! * [`proxy`]: a TCP link that can be cut, refused, delayed or silenced
 //! * [`process`]: a real binary under test: start, kill, freeze, restart
-//! * [`engine`]: which database and queue the product runs on
-//! * [`servers`]: databases and brokers of a test's own: kill, restart, freeze
+//! * [`engine`]: the database and queue that the product runs on
+//! * [`servers`]: private databases and brokers: kill, restart, freeze
 //! * [`chain`]: a real Ethereum chain: keys, contracts, signed requests
-//! * [`ledger`]: what was accepted against what really happened
+//! * [`ledger`]: accepted requests compared with their effects at the relayers
 //! * [`ports`], [`wait`]: ports that survive a restart, and waiting for a condition
 //!
-//! Nothing is shared with the product, on purpose: a mistake made in both places would hide itself.
+//! No code is shared with the product, on purpose: a mistake in shared code would hide itself. (The relayer comes from
+//! `relayer-sim`, which also knows nothing of the product.)
 
 pub mod chain;
 pub mod engine;
 pub mod ledger;
-pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod relayer;
-mod server;
 pub mod servers;
 pub mod sink;
 pub mod wait;
 
+pub use relayer_sim::server::ports;
+
 /// An HTTP client with the one TLS provider of this workspace installed.
 ///
 /// # Panics
-/// When the client cannot be built, which would be a fault of the build and not of a test.
+/// When the client cannot be built, which would be an error of the build and not of a test.
 pub fn http_client() -> reqwest::Client {
-    // A second installation is refused, and that is fine: the first one stays.
+    // A second installation is refused, which is fine: the first one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().build().expect("a client with default settings can be built")
 }

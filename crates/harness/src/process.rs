@@ -1,6 +1,6 @@
-//! A real binary under test: started with a known environment, killed, frozen, stopped, started again.
+//! A real binary under test: started with a known environment, killed, frozen, stopped, restarted.
 //!
-//! Its output goes to one file for all its lives, and the end of that file is part of every failure message.
+//! Its output goes to one file over all restarts, and the end of that file is part of every failure message.
 
 use std::{
     collections::BTreeMap,
@@ -15,12 +15,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use tokio::process::{Child, Command};
 
-/// How much of the log a failure message shows.
+/// Log lines in a failure message.
 const LOG_LINES_SHOWN: usize = 60;
-/// How long one look at a readiness URL may take.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+/// For one GET of a readiness URL.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What to start and how. The environment is empty but for `PATH` and `HOME` and what is set here.
+/// A binary with its arguments. The environment has `PATH`, `HOME` and the variables set here, and nothing else.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -78,10 +78,10 @@ impl Program {
         self
     }
 
-    /// Starts it. Does not wait for anything; see [`Process::wait_ready`].
+    /// Starts it without waiting; see [`Process::wait_ready`].
     ///
     /// # Errors
-    /// When the log cannot be opened or the binary not be started.
+    /// When the log cannot be opened or the binary cannot be started.
     pub fn start(&self) -> Result<Process> {
         let mut program = self.clone();
         let kept = match &self.log {
@@ -130,12 +130,12 @@ impl Process {
         self.child.id()
     }
 
-    /// All that it has printed, over all its lives.
+    /// Its output, over all restarts.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// Whether it is still there (frozen counts as being there).
+    /// Whether it has not ended; a frozen process is running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -147,22 +147,22 @@ impl Process {
     pub async fn wait_ready(&mut self, url: &str, deadline: Duration) -> Result<()> {
         let client = crate::http_client();
         let start = Instant::now();
-        let mut last = String::from("nothing tried yet");
+        let mut last = String::from("no attempt yet");
         while start.elapsed() < deadline {
             if let Some(status) = self.child.try_wait()? {
-                bail!("the process ended ({status}) before {url} answered 200\n{}", self.story());
+                bail!("the process ended ({status}) before {url} answered 200\n{}", self.log_excerpt());
             }
-            match client.get(url).timeout(LOOK_TIMEOUT).send().await {
+            match client.get(url).timeout(READY_TIMEOUT).send().await {
                 Ok(answer) if answer.status() == 200 => return Ok(()),
                 Ok(answer) => last = format!("status {}", answer.status()),
                 Err(error) => last = error.to_string(),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        bail!("{url} did not answer 200 within {deadline:?}; last: {last}\n{}", self.story());
+        bail!("{url} did not answer 200 within {deadline:?}; last: {last}\n{}", self.log_excerpt());
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// `kill -9`, and waits for its end.
     ///
     /// # Errors
     /// When the signal cannot be sent.
@@ -172,7 +172,7 @@ impl Process {
         Ok(())
     }
 
-    /// Asks it to stop (`SIGTERM`).
+    /// Sends `SIGTERM`.
     ///
     /// # Errors
     /// When it is not running.
@@ -188,7 +188,7 @@ impl Process {
         self.signal("STOP")
     }
 
-    /// Lets it go on after [`Process::sigstop`].
+    /// Continues it after [`Process::sigstop`].
     ///
     /// # Errors
     /// When it is not running.
@@ -199,15 +199,15 @@ impl Process {
     /// Waits for its end.
     ///
     /// # Errors
-    /// After the deadline, with the end of its log. The process is left alone then.
+    /// After the deadline, with the end of its log. The process keeps running then.
     pub async fn wait_exit(&mut self, deadline: Duration) -> Result<ExitStatus> {
         match tokio::time::timeout(deadline, self.child.wait()).await {
             Ok(status) => Ok(status?),
-            Err(_) => bail!("the process did not end within {deadline:?}\n{}", self.story()),
+            Err(_) => bail!("the process did not end within {deadline:?}\n{}", self.log_excerpt()),
         }
     }
 
-    /// Starts it again with the same settings; a life that is still going on is ended with `kill -9` first.
+    /// Starts it again with the same settings; a running process is ended with `kill -9` first.
     ///
     /// # Errors
     /// When it cannot be killed or started.
@@ -228,31 +228,33 @@ impl Process {
         self.restart().await
     }
 
-    /// What was started.
+    /// The program with its settings.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// What was started and the end of what it printed: for failure messages.
-    pub fn story(&self) -> String {
+    /// The command line and the end of the log, for failure messages.
+    pub fn log_excerpt(&self) -> String {
         let output = self.output();
         let lines: Vec<&str> = output.lines().collect();
         let shown = lines.len().saturating_sub(LOG_LINES_SHOWN);
-        let mut story = format!("--- {} {:?}", self.program.path.display(), self.program.args);
-        let _ = write!(story, ": the last {} of {} lines it printed", lines.len() - shown, lines.len());
+        let mut excerpt = format!("--- {} {:?}", self.program.path.display(), self.program.args);
+        let _ = write!(excerpt, ": the last {} of {} lines it printed", lines.len() - shown, lines.len());
         for line in &lines[shown..] {
-            let _ = write!(story, "\n    {line}");
+            let _ = write!(excerpt, "\n    {line}");
         }
-        story
+        excerpt
     }
 
     /// Through `kill`: a signal call of our own would need unsafe code or one more dependency.
     fn signal(&self, name: &str) -> Result<()> {
-        let Some(pid) = self.child.id() else { bail!("cannot send {name}: the process has ended\n{}", self.story()) };
+        let Some(pid) = self.child.id() else {
+            bail!("cannot send {name}: the process has ended\n{}", self.log_excerpt())
+        };
         let status =
             std::process::Command::new("kill").args(["-s", name, &pid.to_string()]).status().context("run kill")?;
         if !status.success() {
-            bail!("kill -s {name} {pid} failed: {status}\n{}", self.story());
+            bail!("kill -s {name} {pid} failed: {status}\n{}", self.log_excerpt());
         }
         Ok(())
     }

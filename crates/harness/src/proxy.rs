@@ -1,4 +1,4 @@
-//! A TCP link with a switch: put it between two parties, then cut, refuse, delay or silence it while they talk.
+//! A TCP proxy with faults: placed between a client and a server, it cuts, refuses, delays or silences their connection.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use tokio_util::{
 
 use crate::ports::free_port;
 
-/// What the link does with connections and bytes.
+/// What the proxy does with connections and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Pass everything on.
@@ -32,7 +32,7 @@ pub enum Mode {
     Delay(Duration),
     /// Accept connections and hold every byte back until the mode changes.
     BlackHole,
-    /// Pass requests on and lose the answers: the far side acts, the near side hears nothing. The lost bytes stay lost.
+    /// Pass requests on and drop the answers: the server acts, the client receives nothing. Dropped bytes stay dropped.
     SwallowAnswers,
     /// Accept connections and close them at once; open ones end too.
     Cut,
@@ -40,7 +40,7 @@ pub enum Mode {
     Refuse,
 }
 
-/// A running link. Stops when dropped.
+/// A running proxy. Stops when dropped.
 pub struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
@@ -51,7 +51,7 @@ pub struct Proxy {
     _stop: DropGuard,
 }
 
-/// Whether to listen, and whom to tell when that is so.
+/// Whether to listen, and a sender to confirm it.
 type Order = (bool, oneshot::Sender<()>);
 
 /// The connections between two cuts.
@@ -69,7 +69,7 @@ struct Link {
 }
 
 impl Proxy {
-    /// A link on a free port to `target` (`host:port`).
+    /// A proxy on a free port to `target` (`host:port`).
     ///
     /// # Panics
     /// When it cannot listen.
@@ -90,12 +90,12 @@ impl Proxy {
         Self { port, mode, open, orders, connections, _stop: stop.drop_guard() }
     }
 
-    /// `127.0.0.1:PORT`, for the near side to connect to.
+    /// `127.0.0.1:PORT`, for clients to connect to.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The port.
+    /// The port that clients connect to; it stays the same after [`Mode::Refuse`].
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -105,15 +105,15 @@ impl Proxy {
         format!("http://{}", self.address())
     }
 
-    /// How many connections were accepted so far.
+    /// Number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Switches the link. When this returns, new connections and bytes meet the new mode.
+    /// Changes the mode. When this returns, it applies to new connections and bytes.
     ///
     /// # Panics
-    /// When the port cannot be taken again after [`Mode::Refuse`].
+    /// When the port is in use after [`Mode::Refuse`].
     pub async fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
         let (done, seen) = oneshot::channel();
@@ -124,7 +124,7 @@ impl Proxy {
         }
     }
 
-    /// Ends every open connection, once; new ones are served as the mode says.
+    /// Ends every open connection, once; new ones are served by the mode.
     pub async fn cut(&self) {
         let old = self.open.send_replace(Generation::default());
         old.end.cancel();
@@ -157,7 +157,7 @@ async fn accept(
                     listener = crate::ports::listen(port).await.ok();
                     if listener.is_none() { return }
                 }
-                // The one who ordered may have gone away; then nobody needs to know.
+                // An error means that the caller no longer waits.
                 let _ = done.send(());
             }
             accepted = next => {
@@ -180,7 +180,7 @@ async fn accept(
 impl Link {
     async fn carry(&self, near: TcpStream) {
         let mut mode = self.mode.clone();
-        // A black hole must not reach the far side even with an empty connection.
+        // In a black hole not even an empty connection reaches the server.
         if mode.wait_for(|mode| *mode != Mode::BlackHole).await.is_err() || *self.mode.borrow() == Mode::Cut {
             return;
         }
@@ -208,7 +208,7 @@ impl Link {
                 return;
             }
         }
-        // The end of one direction is passed on; the other one may still have something to say.
+        // The end of one direction is passed on; the other direction may still carry data.
         let _ = to.shutdown().await;
     }
 }

@@ -1,7 +1,7 @@
-//! Servers of a story's own, to be killed and frozen: what `scripts/services` runs, in a directory of their own.
+//! Private servers of a scenario, to be killed and frozen: those of `scripts/services`, in a directory of their own.
 //!
-//! They take seconds to start, so a story that ended well leaves its set to the next one; a story that failed takes its
-//! set with it. Whatever happens to this process, somebody who waits for its end stops what is left.
+//! They take seconds to start, so a successful scenario leaves its set to the next one; a failed one stops its set. A
+//! small shell process outlives this one and stops the servers that are left, however this one ends.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -12,44 +12,44 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
-use crate::engine::Engine;
+use crate::engine::TestEngine;
 
 /// One server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server {
-    /// MySQL, as MariaDB. After `kill -9` it still knows what it was told.
+    /// MySQL, as MariaDB. Committed data survives `kill -9`.
     MariaDb,
-    /// Redis, which forgets everything.
+    /// Redis. Loses its data in `kill -9`.
     Redis,
-    /// SQS, as LocalStack, which forgets its messages and its queues.
+    /// SQS, as LocalStack. Loses its messages and queues in `kill -9`.
     Sqs,
-    /// RabbitMQ, which knows what it has confirmed.
+    /// RabbitMQ. Confirmed messages survive `kill -9`.
     RabbitMq,
-    /// PostgreSQL. After `kill -9` it still knows what it was told.
+    /// PostgreSQL. Committed data survives `kill -9`.
     Postgres,
-    /// An Ethereum chain, which forgets everything.
+    /// An Ethereum chain. Loses its state in `kill -9`.
     Chain,
 }
 
-/// Some servers, for one story at a time.
+/// A set of servers, for one scenario at a time.
 pub struct Servers {
-    /// There until it is dropped.
+    /// Present until the drop.
     set: Option<Set>,
 }
 
-/// Sets that nobody uses at the moment.
+/// Running sets that no scenario uses.
 static IDLE: Mutex<Vec<Set>> = Mutex::new(Vec::new());
 
 struct Set {
     servers: &'static [Server],
     directory: PathBuf,
     addresses: BTreeMap<String, String>,
-    /// Stops the servers when its standard input ends: when this is dropped, or this process has come to any end.
+    /// Stops the servers when its standard input ends: when this is dropped, or this process ends in any way.
     keeper: Child,
 }
 
 impl Server {
-    /// As `scripts/services` calls it.
+    /// The name in `scripts/services`.
     fn name(self) -> &'static str {
         match self {
             Self::MariaDb => "mariadb",
@@ -63,7 +63,7 @@ impl Server {
 }
 
 impl Servers {
-    /// A set in which all of these run.
+    /// A set in which all of these servers run.
     ///
     /// # Panics
     /// When they do not start.
@@ -73,32 +73,32 @@ impl Servers {
         Self { set: Some(set) }
     }
 
-    /// Those of an engine.
+    /// The servers of an engine.
     ///
     /// # Panics
     /// When they do not start.
-    pub async fn of(engine: Engine) -> Self {
+    pub async fn of(engine: TestEngine) -> Self {
         Self::running(match engine {
-            Engine::Embedded => &[],
-            Engine::MySqlSqs => &[Server::MariaDb, Server::Sqs, Server::Redis],
-            Engine::MySqlRabbitMq => &[Server::MariaDb, Server::RabbitMq, Server::Redis],
+            TestEngine::Embedded => &[],
+            TestEngine::MySqlSqs => &[Server::MariaDb, Server::Sqs, Server::Redis],
+            TestEngine::MySqlRabbitMq => &[Server::MariaDb, Server::RabbitMq, Server::Redis],
         })
         .await
     }
 
-    /// Which engine they are for.
-    pub fn engine(&self) -> Engine {
+    /// The engine that they belong to.
+    pub fn engine(&self) -> TestEngine {
         match self.set().servers {
-            servers if servers.contains(&Server::Sqs) => Engine::MySqlSqs,
-            servers if servers.contains(&Server::MariaDb) => Engine::MySqlRabbitMq,
-            _ => Engine::Embedded,
+            servers if servers.contains(&Server::Sqs) => TestEngine::MySqlSqs,
+            servers if servers.contains(&Server::MariaDb) => TestEngine::MySqlRabbitMq,
+            _ => TestEngine::Embedded,
         }
     }
 
     /// The address in a variable that `scripts/services env` prints.
     ///
     /// # Panics
-    /// When there is no such server in this set.
+    /// When this set has no such server.
     pub fn address(&self, variable: &str) -> String {
         let found = self.set().addresses.get(variable);
         found.unwrap_or_else(|| panic!("there is no {variable} among {:?}", self.set().addresses)).clone()
@@ -107,7 +107,7 @@ impl Servers {
     /// `kill -9`.
     ///
     /// # Panics
-    /// When that does not work.
+    /// When the signal cannot be sent.
     pub async fn kill(&self, server: Server) {
         self.set().run("kill", &[server]).await.expect("it is killed");
     }
@@ -115,29 +115,29 @@ impl Servers {
     /// Starts it again, on the same port and with the same data; returns when it answers.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not answer.
     pub async fn restart(&self, server: Server) {
         self.set().run("restart", &[server]).await.expect("it starts again");
     }
 
-    /// `SIGSTOP`: its connections stay open, new ones come up, and nothing answers.
+    /// `SIGSTOP`: its connections stay open, new ones are accepted, and nothing answers.
     ///
     /// # Panics
-    /// When that does not work.
+    /// When the signal cannot be sent.
     pub fn freeze(&self, server: Server) {
         self.set().signal(server, "STOP").expect("it is frozen");
     }
 
-    /// `SIGCONT`.
+    /// `SIGCONT`, after [`Servers::freeze`].
     ///
     /// # Panics
-    /// When that does not work.
+    /// When the signal cannot be sent.
     pub fn thaw(&self, server: Server) {
         self.set().signal(server, "CONT").expect("it goes on");
     }
 
     fn set(&self) -> &Set {
-        self.set.as_ref().expect("it is there until it is dropped")
+        self.set.as_ref().expect("it is present until the drop")
     }
 }
 
@@ -145,7 +145,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         let Some(set) = self.set.take() else { return };
         for server in set.servers {
-            // One that was killed cannot go on, and need not.
+            // A killed server cannot continue, and need not.
             let _ = set.signal(*server, "CONT");
         }
         if !std::thread::panicking() {
@@ -155,14 +155,14 @@ impl Drop for Servers {
 }
 
 impl Set {
-    /// One that is idle, or a new one.
+    /// An idle set, or a new one.
     fn any(servers: &'static [Server]) -> Result<Self> {
         let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = idle.iter().position(|set| set.servers == servers) {
             return Ok(idle.swap_remove(place));
         }
         let directory = tempfile::Builder::new().prefix("baton-servers-").tempdir()?.keep();
-        // PostgreSQL runs as a user of its own and must get through.
+        // PostgreSQL runs as another user and needs access.
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755))?;
         let stop_at_the_end = r#"trap "" INT TERM; cat >/dev/null; "$0" stop; rm -rf "$BATON_SERVICES_DIR""#;
         let keeper = std::process::Command::new("sh")
@@ -175,7 +175,7 @@ impl Set {
         Ok(Self { servers, directory, addresses: BTreeMap::new(), keeper })
     }
 
-    /// Starts what does not run.
+    /// Starts the servers that do not run.
     async fn start(&mut self) -> Result<()> {
         self.run("start", self.servers).await?;
         let exports = self.run("env", self.servers).await?;
@@ -199,7 +199,7 @@ impl Set {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// To each of its processes, by the pids that `scripts/services` keeps.
+    /// Signals each of its processes, by the pid files of `scripts/services`.
     fn signal(&self, server: Server, name: &str) -> Result<()> {
         let mut pids = Vec::new();
         for file in std::fs::read_dir(self.directory.join(server.name()))? {
@@ -221,7 +221,7 @@ impl Set {
 impl Drop for Set {
     fn drop(&mut self) {
         drop(self.keeper.stdin.take());
-        // Nobody is left to be told if it fails.
+        // A failure cannot be reported in a drop.
         let _ = self.keeper.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! A webhook receiver: remembers every request with its exact bytes, and answers as it was told.
+//! A webhook receiver: records every request with its exact bytes, and answers as configured.
 
 use std::{
     collections::VecDeque,
@@ -14,13 +14,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use crate::{
-    ports::free_port,
-    server::{Line, Server},
-    wait::eventually_ok,
-};
+use relayer_sim::server::connections::{Connection, CuttableServer};
 
-/// How the sink answers one request. The request is remembered in every case.
+use crate::{ports::free_port, wait::eventually_ok};
+
+/// How the sink answers one request. The request is recorded in every case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// 200 with an empty body.
@@ -40,7 +38,7 @@ pub enum Reply {
 /// A request as it came in.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// Its method.
+    /// HTTP method.
     pub method: Method,
     /// Path and query.
     pub path: String,
@@ -48,7 +46,7 @@ pub struct Received {
     pub headers: HeaderMap,
     /// The exact bytes of the body.
     pub body: Bytes,
-    /// When it was complete.
+    /// When its body was complete.
     pub at: Instant,
 }
 
@@ -71,7 +69,7 @@ impl Received {
 pub struct Sink {
     port: u16,
     shared: Arc<Shared>,
-    server: Mutex<Option<Server>>,
+    server: Mutex<Option<CuttableServer>>,
 }
 
 #[derive(Default)]
@@ -120,12 +118,12 @@ impl Sink {
         self.shared.lock().received.clear();
     }
 
-    /// From now on every request is answered so, except those that [`Sink::reply_next`] covers.
+    /// Sets the answer to every request, except those that [`Sink::reply_next`] covers.
     pub fn reply(&self, reply: Reply) {
         self.shared.lock().reply = reply;
     }
 
-    /// The next `n` requests are answered so.
+    /// Sets the answer to the next `n` requests.
     pub fn reply_next(&self, n: usize, reply: Reply) {
         self.shared.lock().next.extend(std::iter::repeat_n(reply, n));
     }
@@ -157,7 +155,7 @@ impl Sink {
     pub async fn restart(&self) {
         self.stop().await;
         let router = Router::new().fallback(receive).with_state(self.shared.clone());
-        let server = Server::start(self.port, router).await.expect("the sink's port is free");
+        let server = CuttableServer::start(self.port, router).await.expect("the sink's port is free");
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
     }
 }
@@ -170,7 +168,7 @@ impl Shared {
 
 async fn receive(
     State(shared): State<Arc<Shared>>,
-    ConnectInfo(line): ConnectInfo<Line>,
+    ConnectInfo(connection): ConnectInfo<Connection>,
     method: Method,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
@@ -190,17 +188,17 @@ async fn receive(
         }
         Reply::Slow(delay) => {
             tokio::select! {
-                () = line.is_cut() => {}
+                () = connection.is_cut() => {}
                 () = tokio::time::sleep(delay) => {}
             }
             StatusCode::OK.into_response()
         }
         Reply::Hang => {
-            line.is_cut().await;
+            connection.is_cut().await;
             StatusCode::OK.into_response()
         }
         Reply::Cut => {
-            line.cut();
+            connection.cut();
             StatusCode::OK.into_response()
         }
     }

@@ -1,4 +1,4 @@
-//! Waiting for a condition with a deadline, never for a time.
+//! Waiting for a condition with a deadline, instead of sleeping for a fixed time.
 
 use std::{
     fmt::Display,
@@ -7,13 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long to wait between two looks. Short: a look costs little, and a test should not be slower than its subject.
+/// Pause between two probes. Short, because a probe costs little.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Asks `probe` again and again until it answers `Some`.
+/// Calls `probe` until it returns `Some`.
 ///
 /// # Panics
-/// After `deadline`, saying what was waited for, from where, and how often was looked.
+/// After `deadline`, with the condition, the caller and the number of probes.
 #[track_caller]
 pub fn eventually<T, F, Fut>(deadline: Duration, what: impl Display, mut probe: F) -> impl Future<Output = T>
 where
@@ -21,12 +21,12 @@ where
     Fut: Future<Output = Option<T>>,
 {
     eventually_ok(deadline, what, move || {
-        let look = probe();
-        async move { look.await.ok_or("not yet") }
+        let result = probe();
+        async move { result.await.ok_or("not yet") }
     })
 }
 
-/// Like [`eventually`], for a probe that can say what is still missing: its last answer is in the failure message.
+/// Like [`eventually`], for a probe that says what is still missing: its last error is in the failure message.
 ///
 /// # Panics
 /// After `deadline`.
@@ -40,8 +40,8 @@ where
     let caller = Location::caller();
     async move {
         let start = Instant::now();
-        let mut last = String::from("no look was finished");
-        for looks in 1_u32.. {
+        let mut last = String::from("no probe finished");
+        for probes in 1_u32.. {
             let left = deadline.saturating_sub(start.elapsed());
             match tokio::time::timeout(left, probe()).await {
                 Ok(Ok(found)) => return found,
@@ -50,7 +50,7 @@ where
             }
             if start.elapsed() + PAUSE >= deadline {
                 panic!(
-                    "waited {deadline:?} for: {what}\n  asked at {caller}\n  looks: {looks}, the last one said: {last}"
+                    "waited {deadline:?} for: {what}\n  asked at {caller}\n  probes: {probes}, the last one: {last}"
                 );
             }
             tokio::time::sleep(PAUSE).await;

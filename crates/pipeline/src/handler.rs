@@ -1,5 +1,5 @@
-//! All that a user of the library writes: a [`Handler`] (one message) or a [`BatchHandler`] (many), and the
-//! [`Outcome`] that each returns. A verdict is a value, not an error: the pipeline acts on it.
+//! The traits that a user of the library implements, [`Handler`] (one message) or [`BatchHandler`] (many), and the
+//! [`Outcome`] that they return. An outcome is a value, not an error: the pipeline acts on it.
 
 use std::time::Duration;
 
@@ -7,51 +7,51 @@ use async_trait::async_trait;
 
 use crate::message::Message;
 
-/// What is to become of a message.
+/// What the pipeline does with a handled message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Finished: remove it.
+    /// Finished: removes the message.
     Done,
-    /// Not now: deliver it again after a while.
+    /// Delivers the message again later.
     Retry {
-        /// How long to hide it.
+        /// How long the message stays hidden.
         after: Duration,
-        /// For the log.
+        /// Written to the log.
         reason: String,
     },
-    /// Never: move it to the dead-letter queue.
+    /// Moves the message to the dead-letter queue.
     Dead {
-        /// Kept with the dead letter.
+        /// Stored with the dead letter.
         reason: String,
     },
 }
 
-/// Handles one message at a time, many at once.
+/// Handles one message per call; many calls run at the same time.
 ///
-/// Delivery is at least once: the same message may come again, even while an earlier delivery of it is still
-/// being handled (its lease was lost). Whatever must happen once is the handler's to guard.
+/// Delivery is at least once: a message may be delivered again, even while an earlier delivery of it is still being
+/// handled (after its lease was lost). A handler whose effect must happen once guards it itself.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
-    /// Decides about one message. A panic counts as a failed attempt.
+    /// Handles one message. A panic counts as a failed attempt.
     async fn handle(&self, message: &Message) -> Outcome;
 
-    /// Awaited before each receive. Stay in here while there is no point in taking work.
+    /// Awaited before each receive. Return when the handler can do work: until then nothing is received.
     async fn ready(&self) {}
 }
 
-/// Handles messages in groups: each is prepared on its own, then handled with its batch.
+/// Handles messages in batches: each is prepared alone, then handled with its batch.
 #[async_trait]
 pub trait BatchHandler: Send + Sync + 'static {
-    /// What `prepare` makes of a message.
+    /// The parsed form of a message.
     type Item: Send + 'static;
 
-    /// Checks and parses one message; an `Err` settles it without joining a batch.
+    /// Checks and parses one message. An `Err` settles the message without a batch.
     async fn prepare(&self, message: &Message) -> Result<Self::Item, Outcome>;
 
-    /// Handles a batch: one outcome for each item, in order. `messages` are those that the items were made of. A panic,
-    /// or a list of another length, is a failed attempt of every message in it.
+    /// Handles a batch and returns one outcome for each item, in order. `messages` holds the message of each item. A
+    /// panic, or a list of the wrong length, counts as a failed attempt of every message in the batch.
     async fn handle(&self, batch: &[Self::Item], messages: &[&Message]) -> Vec<Outcome>;
 
-    /// Awaited before each receive. Stay in here while there is no point in taking work.
+    /// Awaited before each receive. Return when the handler can do work: until then nothing is received.
     async fn ready(&self) {}
 }

@@ -1,7 +1,7 @@
-//! Queue, handler, settle: a small library for work that must not be lost.
+//! Queue, handler, settle: a small library for at-least-once work.
 //!
 //! ```text
-//!              send                    receive                 verdict
+//!              send                    receive                 outcome
 //!   producer ───────▶ ┌─────────────┐ ────────▶ ┌───────────┐ ────────▶ ┌──────────┐
 //!                     │    Queue    │           │  Handler  │           │  settle  │
 //!                     │  (leases)   │ ◀─────────│ Done      │           │ in       │
@@ -12,11 +12,11 @@
 //!                     └─────────────┘
 //! ```
 //!
-//! A [`Queue`] keeps messages and leases them out; backends are in [`queue`]. You write a [`Handler`] (one message at
-//! a time, many at once) or a [`BatchHandler`] (many together), which answers with an [`Outcome`]. A [`Pipeline`] runs
-//! the two: it takes no more than it has room for, keeps leases while handlers work, survives their panics and the
-//! queue's outages, and drains in order on shutdown. Delivery is at least once; what must happen once is the handler's
-//! to guard.
+//! A [`Queue`] stores messages and leases them to receivers; backends are in [`queue`]. You write a [`Handler`] (one
+//! message per call, many calls at the same time) or a [`BatchHandler`] (many messages per call), which returns an
+//! [`Outcome`]. A [`Pipeline`] connects the two: it receives only into free slots, renews leases while handlers work,
+//! survives panics and queue outages, and drains in order on shutdown. Delivery is at least once; a handler whose effect
+//! must happen once guards it itself.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -30,7 +30,7 @@
 //! impl Handler for Greeter {
 //!     async fn handle(&self, message: &Message) -> Outcome {
 //!         println!("hello, {}", String::from_utf8_lossy(&message.body));
-//!         self.0.cancel(); // One is enough for an example.
+//!         self.0.cancel(); // The example stops after one message.
 //!         Outcome::Done
 //!     }
 //! }
@@ -47,16 +47,31 @@
 //! }
 //! ```
 //!
-//! With the feature `sqlite` (on by default) there is an embedded, durable queue and the group-committing database
-//! under it ([`sqlite`]); with `sqs` and `rabbitmq`, queues on those; with `testing`, the suite that every backend
-//! passes ([`testing`]).
+//! # Features
+//!
+//! `sqlite` (default) adds an embedded, durable queue and the group-committing database that it uses ([`sqlite`]). `sqs`
+//! and `rabbitmq` add queues on these servers. `testing` adds the conformance suite that every backend passes
+//! ([`testing`]).
+//!
+//! # Imports
+//!
+//! Imports point one way. A module imports only those to its right:
+//!
+//! ```text
+//! testing → run → handler → queue::{memory, sqlite, sqs, rabbitmq} → queue (the contract) → message, retry
+//!                                          └→ sqlite
+//! ```
+//!
+//! `error_chain`, `lock` and `panic_text` are leaves that any module may use.
 
-mod batch;
+mod error_chain;
 mod handler;
+mod lock;
 mod message;
-mod pipeline;
+mod panic_text;
 pub mod queue;
 mod retry;
+mod run;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(feature = "testing")]
@@ -64,8 +79,8 @@ pub mod testing;
 
 pub use handler::{BatchHandler, Handler, Outcome};
 pub use message::{Attributes, DeadLetter, Message, MessageId, Outgoing, Receipt};
-pub use pipeline::{BatchOptions, Pipeline, PipelineOptions, Summary};
 pub use queue::{BoxError, Capabilities, Depth, Queue, QueueError, QueueOptions};
 pub use retry::RetryPolicy;
-/// What stops a pipeline; from `tokio-util`.
+pub use run::{BatchOptions, Pipeline, PipelineOptions, Summary};
+/// Stops a pipeline when cancelled. Re-exported from `tokio-util`.
 pub use tokio_util::sync::CancellationToken;

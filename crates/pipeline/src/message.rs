@@ -1,15 +1,15 @@
-//! What travels through a queue: [`Outgoing`] on the way in, [`Message`] on the way out, [`Receipt`] to settle it with.
+//! The messages of a queue: [`Outgoing`] is sent, [`Message`] is received, [`Receipt`] settles it.
 //!
-//! The body is bytes. This crate never looks inside; what a message means is its handler's affair.
+//! The body is bytes that this crate never interprets.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-/// Small text beside the body: a trace context, a reason, a content type.
+/// Short texts that travel with the body, for example a trace context or a content type.
 pub type Attributes = BTreeMap<String, String>;
 
-/// A message to be sent.
+/// A message to send.
 ///
 /// ```
 /// use pipeline::Outgoing;
@@ -20,28 +20,28 @@ pub type Attributes = BTreeMap<String, String>;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outgoing {
-    /// The payload.
+    /// The payload, at most [`Capabilities::body_bytes_max`](crate::Capabilities::body_bytes_max) bytes.
     pub body: Vec<u8>,
-    /// Text that travels with it.
+    /// Texts that travel with the body. Empty by default.
     pub attributes: Attributes,
-    /// How long it stays hidden before it can be received. Zero by default.
+    /// How long the message stays hidden before it can be received. Zero by default.
     pub delay: Duration,
 }
 
 impl Outgoing {
-    /// A message that can be received at once.
+    /// A message without attributes that can be received immediately.
     pub fn new(body: impl Into<Vec<u8>>) -> Self {
         Self { body: body.into(), ..Self::default() }
     }
 
-    /// The same, hidden for `delay`.
+    /// Hides the message for `delay` after it is sent.
     #[must_use]
     pub fn delayed(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
 
-    /// The same, with one more attribute.
+    /// Adds an attribute, or replaces the one of that name.
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.attributes.insert(name.into(), value.into());
@@ -49,7 +49,7 @@ impl Outgoing {
     }
 }
 
-/// A queue's own name for a message; it stays the same over redeliveries, burial and replay.
+/// The id that the queue gave a message. Redelivery, burial and replay keep it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MessageId(pub String);
 
@@ -59,44 +59,44 @@ impl fmt::Display for MessageId {
     }
 }
 
-/// The right to settle one delivery of one message. A later delivery of the same message has another receipt.
+/// Identifies one delivery when it is settled. Each delivery of the same message has another receipt.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receipt(pub String);
 
-/// A delivery: the message, and the receipt to settle it with before its lease ends.
+/// A received message, with the receipt that settles this delivery before its lease ends.
 #[derive(Debug, Clone)]
 pub struct Message {
-    /// The queue's id.
+    /// The id that the queue gave the message.
     pub id: MessageId,
     /// The payload, as sent.
     pub body: Vec<u8>,
     /// The attributes, as sent.
     pub attributes: Attributes,
-    /// How many times it has been received, this time included; at least 1.
+    /// Deliveries so far, this one included; at least 1.
     pub receives: u32,
-    /// When it was sent.
+    /// When the message was first sent; a retry or replay does not change it.
     pub sent_at: SystemTime,
-    /// What settles this delivery.
+    /// Settles this delivery.
     pub receipt: Receipt,
 }
 
 /// A message in the dead-letter queue.
 #[derive(Debug, Clone)]
 pub struct DeadLetter {
-    /// The id it had in the queue.
+    /// The id that the message had in the queue.
     pub id: MessageId,
     /// The payload, as sent.
     pub body: Vec<u8>,
     /// The attributes, as sent.
     pub attributes: Attributes,
-    /// Why it is here. Never empty: a queue that moves a message by itself says that it did.
+    /// Why the message was buried. Never empty: a queue that buries a message itself writes its own reason.
     pub reason: String,
-    /// Whether the queue moved it by itself (too many deliveries, too old); otherwise a handler's verdict did.
+    /// Whether the queue buried it itself (too many deliveries, too old) and not a handler's outcome.
     pub by_queue: bool,
-    /// How many times it had been received.
+    /// Deliveries before the burial.
     pub receives: u32,
-    /// When it was sent.
+    /// When the message was first sent.
     pub sent_at: SystemTime,
-    /// When it was buried.
+    /// When the message was moved to the dead-letter queue.
     pub buried_at: SystemTime,
 }

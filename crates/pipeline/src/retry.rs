@@ -1,8 +1,8 @@
-//! How long to wait before the next attempt, and how many there are. Pure: randomness comes in as a number.
+//! Delays between attempts, and their number. Pure: randomness enters as a number.
 
 use std::time::Duration;
 
-/// Growing delays between a limited number of attempts.
+/// Exponential backoff over a limited number of attempts.
 ///
 /// ```
 /// use pipeline::RetryPolicy;
@@ -11,17 +11,17 @@ use std::time::Duration;
 /// let policy = RetryPolicy { first_delay: Duration::from_secs(1), factor: 2.0, ..RetryPolicy::default() };
 /// assert_eq!(policy.delay(1, 1.0), Duration::from_secs(1));
 /// assert_eq!(policy.delay(3, 1.0), Duration::from_secs(4));
-/// assert_eq!(policy.delay(3, 0.0), Duration::from_secs(2), "jitter takes away up to half");
+/// assert_eq!(policy.delay(3, 0.0), Duration::from_secs(2), "jitter removes up to half");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetryPolicy {
-    /// How many attempts there are in all, the first included. 3 by default.
+    /// Attempts in total, the first included. 3 by default.
     pub attempts_max: u32,
     /// The delay after the first attempt. 5 seconds by default.
     pub first_delay: Duration,
-    /// What each later delay is multiplied by. 3 by default.
+    /// Growth of the delay from one attempt to the next. 3 by default.
     pub factor: f64,
-    /// No delay is longer. 5 minutes by default.
+    /// Upper limit of a delay. 5 minutes by default.
     pub delay_max: Duration,
 }
 
@@ -32,8 +32,8 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait after attempt number `attempt` (from 1) has failed. `jitter` between 0 and 1 spreads the
-    /// retries of many over time: at 1 the delay is whole, at 0 it is half.
+    /// The delay after attempt number `attempt` (from 1) has failed. `jitter` spreads retries over time: 1 gives the full
+    /// delay, 0 gives half of it.
     pub fn delay(&self, attempt: u32, jitter: f64) -> Duration {
         let exponent = i32::try_from(attempt.saturating_sub(1)).unwrap_or(i32::MAX);
         let whole = self.first_delay.as_secs_f64() * self.factor.powi(exponent);
@@ -41,7 +41,7 @@ impl RetryPolicy {
         Duration::try_from_secs_f64(capped * (0.5 + jitter.clamp(0.0, 1.0) / 2.0)).unwrap_or(self.delay_max)
     }
 
-    /// Whether there is another attempt after number `attempt` has failed.
+    /// Whether another attempt follows after number `attempt` has failed.
     pub fn allows_another(&self, attempt: u32) -> bool {
         attempt < self.attempts_max
     }
@@ -59,27 +59,27 @@ mod tests {
     };
 
     #[test]
-    fn grows_by_the_factor_up_to_the_cap() {
+    fn delays_grow_by_the_factor_up_to_the_cap() {
         let delays: Vec<_> = (1..=4).map(|attempt| POLICY.delay(attempt, 1.0).as_millis()).collect();
         assert_eq!(delays, [100, 1_000, 5_000, 5_000]);
     }
 
     #[test]
-    fn an_absurd_attempt_number_is_capped_not_a_panic() {
+    fn a_delay_beyond_the_number_range_is_capped() {
         assert_eq!(POLICY.delay(u32::MAX, 1.0), Duration::from_secs(5));
         assert_eq!(POLICY.delay(0, 1.0), Duration::from_millis(100));
-        assert_eq!(POLICY.delay(2, f64::NAN), Duration::from_secs(5), "not a number is the longest wait");
+        assert_eq!(POLICY.delay(2, f64::NAN), Duration::from_secs(5), "NaN gives the longest delay");
     }
 
     #[test]
-    fn jitter_takes_away_up_to_half() {
+    fn jitter_removes_up_to_half() {
         assert_eq!(POLICY.delay(1, 0.0), Duration::from_millis(50));
         assert_eq!(POLICY.delay(1, 0.5), Duration::from_millis(75));
         assert_eq!(POLICY.delay(1, 7.0), Duration::from_millis(100));
     }
 
     #[test]
-    fn counts_attempts_not_retries() {
+    fn the_limit_counts_attempts_not_retries() {
         assert!(POLICY.allows_another(2));
         assert!(!POLICY.allows_another(3));
     }

@@ -1,4 +1,4 @@
-//! The table of what each queue can do: asked of the queues themselves, printed, and the same in `docs/queues.md`.
+//! Prints the capabilities of every backend as a table, and checks that `docs/queues.md` contains it.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -16,7 +16,7 @@ use uuid::Uuid;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/queues.md");
 
 #[tokio::test]
-async fn the_page_says_what_each_queue_can_do() {
+async fn the_documentation_lists_the_capabilities_of_each_queue() {
     let folder = tempfile::tempdir().unwrap();
     let memory = MemoryQueue::new("capabilities", QueueOptions::default());
     let database = Database::open(&folder.path().join("queue.db")).unwrap();
@@ -40,7 +40,7 @@ async fn the_page_says_what_each_queue_can_do() {
     classic.delete().await.unwrap();
     println!("{table}");
     let page = std::fs::read_to_string(PAGE).unwrap();
-    assert!(page.contains(&table), "docs/queues.md is to have this table:\n{table}");
+    assert!(page.contains(&table), "docs/queues.md must contain this table:\n{table}");
 }
 
 async fn rabbitmq(name: &str, queue_type: QueueType) -> RabbitMqQueue {
@@ -49,33 +49,33 @@ async fn rabbitmq(name: &str, queue_type: QueueType) -> RabbitMqQueue {
     RabbitMqQueue::connect(options).await.unwrap()
 }
 
-/// In Markdown, a column for each queue.
+/// A Markdown table with one column for each queue.
 fn table(queues: &[(&str, Capabilities)]) -> String {
-    type Ask = fn(&Capabilities) -> String;
-    let rows: [(&str, Ask); 8] = [
-        ("durable: survives kill -9 once `send` has answered", |can| yes(can.durable)),
-        ("ordered: equal age comes in the order sent", |can| yes(can.ordered)),
+    type Cell = fn(&Capabilities) -> String;
+    let rows: [(&str, Cell); 8] = [
+        ("durable: a sent message survives kill -9", |can| yes(can.durable)),
+        ("ordered: messages arrive in the order sent", |can| yes(can.ordered)),
         ("fenced: a receipt whose lease was lost settles nothing", |can| yes(can.fenced)),
-        ("shared between processes", |can| yes(can.shared)),
+        ("shared: several processes may use it", |can| yes(can.shared)),
         ("cancel-safe: a cancelled receive has taken nothing", |can| yes(can.cancel_safe)),
-        ("messages in a request that costs as much as one", |can| can.request_carries.to_string()),
-        ("longest body, unless set shorter", |can| format!("{} KiB", can.body_bytes_max / 1024)),
-        ("longest delay in one step", |can| long(can.delay_max)),
+        ("messages per request at the cost of one", |can| can.messages_per_request.to_string()),
+        ("longest body by default", |can| format!("{} KiB", can.body_bytes_max / 1024)),
+        ("longest delay in one step", |can| duration_text(can.delay_max)),
     ];
     let line = |first: &str, cells: Vec<String>| format!("| {first} | {} |\n", cells.join(" | "));
     let mut table = line("", queues.iter().map(|(name, _)| (*name).to_owned()).collect());
     table.push_str(&line("---", queues.iter().map(|_| "---".to_owned()).collect()));
-    for (what, ask) in rows {
-        table.push_str(&line(what, queues.iter().map(|(_, can)| ask(can)).collect()));
+    for (label, cell) in rows {
+        table.push_str(&line(label, queues.iter().map(|(_, can)| cell(can)).collect()));
     }
     table
 }
 
-fn yes(it_is: bool) -> String {
-    if it_is { "yes" } else { "no" }.to_owned()
+fn yes(value: bool) -> String {
+    if value { "yes" } else { "no" }.to_owned()
 }
 
-fn long(time: Duration) -> String {
+fn duration_text(time: Duration) -> String {
     const DAY_S: u64 = 24 * 3600;
     match time.as_secs() {
         days if days.is_multiple_of(DAY_S) => format!("{} days", days / DAY_S),

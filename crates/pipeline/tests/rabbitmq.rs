@@ -1,5 +1,5 @@
-//! The contract on a real RabbitMQ, and what is particular to it: lost connections, unroutable messages, crashed
-//! consumers.
+//! RabbitMQ on a real broker: the conformance suite, and what is specific to RabbitMQ: lost connections, unroutable
+//! messages and crashed consumers.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// On this machine, but each delivery is a trip to the broker.
+/// The broker runs on this machine, but each delivery needs a round trip.
 fn profile() -> Profile {
     Profile {
         short: Duration::from_millis(500),
@@ -36,14 +36,14 @@ fn broker() -> String {
     )
 }
 
-/// Deletes the queues when the test ends, however it ends.
+/// Deletes the queues when the test ends, also after a panic.
 struct Cleanup(RabbitMqQueue);
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
         let clean = async {
             let deadline = Instant::now() + Duration::from_secs(10);
-            // The connection may be the very thing that the test has broken.
+            // The test may have broken the connection.
             while self.0.delete().await.is_err() && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -83,8 +83,8 @@ async fn classic_queue(options: QueueOptions) -> Subject {
 pipeline::queue_conformance!(quorum, super::profile(), super::quorum_queue);
 pipeline::queue_conformance!(classic, super::profile(), super::classic_queue);
 
-/// A queue behind a link that can be cut.
-async fn behind_a_link(options: QueueOptions) -> (Arc<RabbitMqQueue>, Cleanup, Proxy) {
+/// A queue behind a fault proxy.
+async fn behind_a_proxy(options: QueueOptions) -> (Arc<RabbitMqQueue>, Cleanup, Proxy) {
     let url = broker();
     let (user, address_and_vhost) = url.strip_prefix("amqp://").unwrap().split_once('@').unwrap();
     let (address, vhost) = address_and_vhost.split_once('/').unwrap();
@@ -105,18 +105,18 @@ async fn send(queue: &RabbitMqQueue, count: usize) {
     }
 }
 
-/// Exactly so many, over as many receives as it takes, and over reconnects.
+/// Receives exactly `count` messages, in as many receives as needed and across reconnects.
 async fn receive(queue: &RabbitMqQueue, count: usize) -> Vec<Message> {
     let deadline = Instant::now() + PATIENCE;
     let mut got = Vec::new();
     while got.len() < count {
-        assert!(Instant::now() < deadline, "{} of {count} messages came", got.len());
+        assert!(Instant::now() < deadline, "{} of {count} messages arrived", got.len());
         got.extend(queue.receive(count - got.len(), Duration::from_secs(1)).await.unwrap_or_default());
     }
     got
 }
 
-/// Sends one message as soon as the broker takes it.
+/// Retries a send until the broker accepts the message.
 async fn send_when_possible(queue: &RabbitMqQueue, body: &str) {
     let deadline = Instant::now() + PATIENCE;
     while let Err(error) = queue.send(&[Outgoing::new(body)]).await.remove(0) {
@@ -137,12 +137,12 @@ async fn assert_lost(queue: &RabbitMqQueue, receipt: &Receipt) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_cut_what_was_unsettled_comes_again_and_old_receipts_are_lost() {
-    let (queue, _cleanup, proxy) = behind_a_link(leased_for(Duration::from_secs(120))).await;
+async fn after_a_cut_unsettled_messages_are_redelivered_and_old_receipts_are_lost() {
+    let (queue, _cleanup, proxy) = behind_a_proxy(leased_for(Duration::from_secs(120))).await;
     send(&queue, 5).await;
     let before = receive(&queue, 5).await;
     assert!(queue.ack(&[before[0].receipt.clone()]).await[0].is_ok());
-    // An acknowledgement is not confirmed; a count made after it on the same connection is.
+    // Acknowledgements are not confirmed, but a later call on the same connection is answered after them.
     queue.depth().await.unwrap();
 
     proxy.cut().await;
@@ -165,8 +165,8 @@ async fn after_a_cut_what_was_unsettled_comes_again_and_old_receipts_are_lost() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cuts_while_messages_flow_lose_none() {
-    let (queue, _cleanup, proxy) = behind_a_link(leased_for(Duration::from_secs(120))).await;
+async fn cuts_during_traffic_lose_no_confirmed_message() {
+    let (queue, _cleanup, proxy) = behind_a_proxy(leased_for(Duration::from_secs(120))).await;
     let done = CancellationToken::new();
     let sender = {
         let (queue, done) = (Arc::clone(&queue), done.clone());
@@ -192,7 +192,7 @@ async fn cuts_while_messages_flow_lose_none() {
     let mut cuts = 0;
     while !sender.is_finished() {
         for message in queue.receive(10, Duration::from_millis(200)).await.unwrap_or_default() {
-            // Only what is settled is known not to come again, so all of it must be in the end.
+            // Only a settled message counts: an unsettled one is delivered again.
             if queue.ack(&[message.receipt]).await[0].is_ok() {
                 seen.insert(message.id);
             }
@@ -218,8 +218,8 @@ async fn cuts_while_messages_flow_lose_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_broker_holds_no_call_beyond_its_time() {
-    let (queue, _cleanup, proxy) = behind_a_link(leased_for(Duration::from_secs(120))).await;
+async fn every_call_ends_within_its_time_limit_on_a_frozen_broker() {
+    let (queue, _cleanup, proxy) = behind_a_proxy(leased_for(Duration::from_secs(120))).await;
     send(&queue, 2).await;
     let held = receive(&queue, 1).await.remove(0);
 
@@ -237,7 +237,7 @@ async fn a_frozen_broker_holds_no_call_beyond_its_time() {
     assert!(matches!(letters, Err(QueueError::Unavailable(_))), "{letters:?}");
     assert!(received.is_err() || received.as_ref().is_ok_and(Vec::is_empty), "{received:?}");
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
-    // The heartbeat gives the connection up, and there is no new one.
+    // Missed heartbeats end the connection, and reconnecting fails.
     let deadline = Instant::now() + PATIENCE;
     while queue.receive(1, Duration::ZERO).await.is_ok() {
         assert!(Instant::now() < deadline);
@@ -253,12 +253,12 @@ async fn a_frozen_broker_holds_no_call_beyond_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_connection_answers_unavailable_until_it_is_back() {
-    let (queue, _cleanup, proxy) = behind_a_link(leased_for(Duration::from_secs(120))).await;
+async fn calls_answer_unavailable_while_the_connection_is_refused() {
+    let (queue, _cleanup, proxy) = behind_a_proxy(leased_for(Duration::from_secs(120))).await;
     send(&queue, 1).await;
     proxy.set(Mode::Refuse).await;
     let deadline = Instant::now() + PATIENCE;
-    // The cut may have hit a publish under way, once.
+    // The cut may hit a publish in flight once, whose outcome is unknown.
     while !matches!(queue.send(&[Outgoing::new("x")]).await.remove(0), Err(QueueError::Unavailable(_))) {
         assert!(Instant::now() < deadline);
     }
@@ -271,14 +271,14 @@ async fn a_refused_connection_answers_unavailable_until_it_is_back() {
 async fn delete_queue(name: &str) {
     let connection = Connection::connect(&broker(), ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
-    // To delete what is not there is no error, so look first.
+    // Deleting a missing queue is no error, so check first that it exists.
     let look = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(name.into(), look, FieldTable::default()).await.unwrap();
     channel.queue_delete(name.into(), QueueDeleteOptions::default()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_to_a_deleted_queue_is_an_error_and_the_queue_is_made_again() {
+async fn a_send_to_a_deleted_queue_fails_and_the_queue_is_created_again() {
     let (queue, _cleanup) = open(&broker(), topology(QueueType::Quorum), QueueOptions::default()).await;
     send(&queue, 1).await;
     delete_queue(queue.name()).await;
@@ -291,20 +291,20 @@ async fn a_message_to_a_deleted_queue_is_an_error_and_the_queue_is_made_again() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_that_could_not_be_routed_is_never_taken_for_its_neighbour() {
+async fn an_unroutable_message_is_never_confused_with_another() {
     let (queue, _cleanup) = open(&broker(), topology(QueueType::Quorum), QueueOptions::default()).await;
-    // Delays that need no rounding, so that the names of their queues are known here.
+    // Delays that are not rounded, so that the test knows the names of their queues.
     let delays_ms: Vec<_> = (8..16).flat_map(|step| [step * 32_768, step * 65_536, step * 131_072]).collect();
     let delayed = |ms: &u64| Outgoing::new("nowhere to go").delayed(Duration::from_millis(*ms));
     for answer in queue.send(&delays_ms.iter().map(delayed).collect::<Vec<_>>()).await {
         answer.unwrap();
     }
-    // Gone behind the queue's back.
+    // Delete the delay queues without the queue's knowledge.
     let hour = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / 3600;
     for ms in &delays_ms {
         delete_queue(&format!("{}.delay.{ms}ms.{hour}", queue.name())).await;
     }
-    // Meanwhile others can be routed, and their confirms come between.
+    // Send routable messages concurrently, so that their confirms interleave.
     let done = CancellationToken::new();
     let others = {
         let (queue, done) = (Arc::clone(&queue), done.clone());
@@ -330,7 +330,7 @@ async fn a_message_that_could_not_be_routed_is_never_taken_for_its_neighbour() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crashed_consumer_counts_and_too_many_crashes_bury() {
+async fn deliveries_to_crashed_consumers_count_and_too_many_bury() {
     let topology = topology(QueueType::Quorum);
     let options = QueueOptions { receives_max: Some(2), ..QueueOptions::default() };
     let (queue, _cleanup) = open(&broker(), topology.clone(), options.clone()).await;
@@ -347,12 +347,12 @@ async fn a_crashed_consumer_counts_and_too_many_crashes_bury() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_asked_for_is_left_to_other_processes() {
+async fn messages_without_a_waiting_receiver_go_to_other_processes() {
     let topology = topology(QueueType::Quorum);
     let (queue, _cleanup) = open(&broker(), topology.clone(), QueueOptions::default()).await;
     let other = RabbitMqOptions::new(broker(), topology, QueueOptions::default());
     let other = RabbitMqQueue::connect(other).await.unwrap();
-    // Both have asked and gone; whatever their consumers pick up now is nobody's.
+    // Both have received and stopped waiting; deliveries that their consumers still get have no receiver.
     assert!(queue.receive(10, Duration::ZERO).await.unwrap().is_empty());
     assert!(other.receive(10, Duration::ZERO).await.unwrap().is_empty());
     send(&queue, 20).await;
@@ -362,10 +362,11 @@ async fn what_nobody_asked_for_is_left_to_other_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_comes_right_after_another_receiver_was_served_is_not_left_lying() {
+async fn a_message_that_arrives_right_after_another_receive_wakes_a_receiver() {
     let (queue, _cleanup) = open(&broker(), topology(QueueType::Quorum), QueueOptions::default()).await;
     for round in 0..200 {
-        // Whoever is served first does not ask again: what comes next is the other's, or the same one's.
+        // The receiver that gets the first message does not receive again: the second message goes to the other receiver
+        // or arrives together with the first.
         let mut receivers = JoinSet::new();
         for _ in 0..2 {
             let queue = queue.clone();
@@ -384,7 +385,7 @@ async fn what_comes_right_after_another_receiver_was_served_is_not_left_lying() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_quorum_queue_keeps_the_order_of_what_nobody_gives_back() {
+async fn a_quorum_queue_keeps_the_order_of_messages_that_are_not_returned() {
     let (queue, _cleanup) = open(&broker(), topology(QueueType::Quorum), QueueOptions::default()).await;
     send(&queue, 200).await;
     let text = |message: Message| String::from_utf8_lossy(&message.body).into_owned();
@@ -415,7 +416,7 @@ async fn a_given_topology_with_one_delay_is_used_as_it_is() {
     send(&queue, 1).await;
     let first = receive(&queue, 1).await.remove(0);
     let start = Instant::now();
-    // Longer than the queue's own delay: it waits there three times.
+    // Longer than the queue's TTL, so the message passes the delay queue three times.
     queue.retry_after(&[(first.receipt, Duration::from_millis(700))]).await.remove(0).unwrap();
     assert_eq!(queue.depth().await.unwrap().delayed, 1);
     let second = receive(&queue, 1).await.remove(0);

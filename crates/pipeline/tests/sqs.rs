@@ -1,5 +1,5 @@
-//! SQS on the real server: the contract that every queue keeps, and what is particular to SQS. Each test makes its own
-//! queues, so all run at once.
+//! SQS on a real server: the conformance suite, and what is specific to SQS. Each test creates its own queues, so all run
+//! in parallel.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -31,7 +31,7 @@ fn access(url: &str) -> SqsAccess {
     SqsAccess::Endpoint { url: url.into(), access_key: "test".into(), secret_key: "test".into() }
 }
 
-/// Queues that nobody else uses, created when opened.
+/// Options for new queues with random names, created when opened.
 fn fresh() -> SqsOptions {
     let name = format!("pipeline-{}", Uuid::new_v4());
     SqsOptions { auto_create: true, ..SqsOptions::new(access(&server()), REGION, &name, format!("{name}-dlq")) }
@@ -45,15 +45,15 @@ async fn sqs_queue(options: QueueOptions) -> Subject {
     Subject::new(SqsQueue::open(fresh(), options).await.unwrap())
 }
 
-/// LocalStack brings back what is hidden or delayed on a tick of one second.
+/// LocalStack makes hidden and delayed messages due on a tick of one second.
 fn profile() -> Profile {
     Profile::whole_seconds()
 }
 
 pipeline::queue_conformance!(sqs, profile(), sqs_queue);
 
-/// The SDK itself, to do what other readers and writers of the queue would.
-async fn others() -> Client {
+/// The SDK's own client, to act as another program on the queue.
+async fn other_program() -> Client {
     let config = aws_sdk_sqs::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::new(REGION))
@@ -98,15 +98,15 @@ async fn capabilities_are_what_sqs_can_do() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_pass() {
+async fn a_binary_body_is_received_unchanged() {
     let queue = SqsQueue::open(fresh(), QueueOptions::default()).await.unwrap();
     let largest: Vec<u8> = (0..queue.capabilities().body_bytes_max).map(|n| (n % 251) as u8).collect();
     for body in [vec![], vec![0, 159, 146, 150], "\u{ffff}".into(), largest] {
         let sent = Outgoing::new(body.clone()).attribute("\u{1}", "\u{fffe}").attribute("traceparent", "00-1-2-01");
         send_one(&queue, sent.clone()).await;
         let message = receive_one(&queue).await;
-        assert!(message.body == body && message.attributes == sent.attributes, "changed on the way: {message:?}");
-        // The largest must fit into the dead-letter queue as well, and come back from there.
+        assert!(message.body == body && message.attributes == sent.attributes, "changed in transit: {message:?}");
+        // The largest body must also survive a burial and a replay.
         let id = message.id.clone();
         all_ok(&queue.bury(&[(message.receipt, "r\u{0}".repeat(9000))]).await);
         let letter = queue.dead_letters(None, 1).await.unwrap().remove(0);
@@ -119,9 +119,9 @@ async fn bytes_that_are_no_text_pass() {
 }
 
 #[tokio::test]
-async fn a_delay_beyond_sqs_goes_in_steps_and_uses_up_nothing() {
+async fn a_delay_beyond_the_limit_of_sqs_takes_steps_and_uses_no_attempt() {
     let sqs = SqsOptions { delay_step: Duration::from_secs(1), ..fresh() };
-    // One receive more would bury it.
+    // A second receive would bury the message.
     let options = QueueOptions { receives_max: Some(1), ..leased_for(Duration::from_secs(60)) };
     let queue = SqsQueue::open(sqs, options).await.unwrap();
     let start = Instant::now();
@@ -129,12 +129,12 @@ async fn a_delay_beyond_sqs_goes_in_steps_and_uses_up_nothing() {
     let id = send_one(&queue, Outgoing::new("much later").delayed(Duration::from_secs(5)).attribute("k", "v")).await;
     let sent_by = SystemTime::now() + Duration::from_secs(1);
     let message = receive_one(&queue).await;
-    assert!(start.elapsed() >= Duration::from_secs(5), "came after {:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_secs(5), "arrived after {:?}", start.elapsed());
     assert_eq!((message.id, message.receives, message.body.as_slice()), (id, 1, b"much later".as_slice()));
     assert_eq!(message.attributes.get("k").map(String::as_str), Some("v"));
-    assert!((before..sent_by).contains(&message.sent_at), "a copy keeps its age");
+    assert!((before..sent_by).contains(&message.sent_at), "a copy keeps its send time");
     let depth = queue.depth().await.unwrap();
-    assert_eq!((depth.ready, depth.in_flight, depth.delayed, depth.dead), (0, 1, 0, 0), "no copy is left over");
+    assert_eq!((depth.ready, depth.in_flight, depth.delayed, depth.dead), (0, 1, 0, 0), "a copy is left over");
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn a_large_receive_takes_more_than_ten() {
     let mut seen: HashSet<_> = first.into_iter().map(|message| message.body).collect();
     while seen.len() < 45 {
         for message in queue.receive(100, PATIENCE).await.unwrap() {
-            assert!(seen.insert(message.body), "twice");
+            assert!(seen.insert(message.body), "received twice");
             answers.extend(queue.ack(&[message.receipt]).await);
         }
     }
@@ -159,12 +159,12 @@ async fn a_large_receive_takes_more_than_ten() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_sends_all_arrive_once() {
+async fn each_of_many_concurrent_sends_arrives_once() {
     let queue = SqsQueue::open(fresh(), QueueOptions::default()).await.unwrap();
     let mut senders = tokio::task::JoinSet::new();
     for number in 0..300 {
         let queue = queue.clone();
-        // Some are so large that ten of them do not fit into one request.
+        // Ten of the large ones do not fit into one request.
         let size = if number % 50 == 0 { 200_000 } else { 10 };
         senders.spawn(async move { send_one(&queue, Outgoing::new(vec![b'x'; size])).await });
     }
@@ -175,7 +175,7 @@ async fn concurrent_sends_all_arrive_once() {
     let mut got = HashSet::new();
     while got.len() < 300 {
         for message in queue.receive(100, PATIENCE).await.unwrap() {
-            assert!(got.insert(message.id), "one came twice");
+            assert!(got.insert(message.id), "received twice");
         }
     }
     assert_eq!(got, expected);
@@ -184,7 +184,7 @@ async fn concurrent_sends_all_arrive_once() {
 }
 
 #[tokio::test]
-async fn a_missing_queue_is_named_or_created_with_its_redrive() {
+async fn a_missing_queue_is_an_error_or_created_with_its_redrive_policy() {
     let options = QueueOptions { receives_max: Some(3), ..QueueOptions::default() };
     let sqs = SqsOptions { auto_create: false, ..fresh() };
     match SqsQueue::open(sqs.clone(), options.clone()).await.err() {
@@ -192,9 +192,9 @@ async fn a_missing_queue_is_named_or_created_with_its_redrive() {
         other => panic!("{other:?}"),
     }
     SqsQueue::open(SqsOptions { auto_create: true, ..sqs.clone() }, options.clone()).await.unwrap();
-    // Now they are there, by name and by URL.
+    // Now they exist and can be opened by name and by URL.
     SqsQueue::open(sqs.clone(), options.clone()).await.unwrap();
-    let client = others().await;
+    let client = other_program().await;
     let url = url_of(&client, &sqs.queue).await;
     let by_url =
         SqsOptions { queue: url.clone(), dead_letter_queue: url_of(&client, &sqs.dead_letter_queue).await, ..sqs };
@@ -215,42 +215,42 @@ async fn an_existing_queue_must_be_as_configured() {
     let options = QueueOptions { receives_max: Some(3), ..QueueOptions::default() };
     SqsQueue::open(sqs.clone(), options.clone()).await.unwrap();
     let wrong = QueueOptions { lease: Duration::from_secs(90), receives_max: Some(5), ..options.clone() };
-    let said = match SqsQueue::open(sqs.clone(), wrong).await.err() {
+    let text = match SqsQueue::open(sqs.clone(), wrong).await.err() {
         Some(error @ SqsOpenError::Differs { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     };
     for part in [
         sqs.queue.as_str(),
         "the visibility timeout is 60 s, configured is 90 s",
-        "the redrive comes after 3 receives, configured is 5",
+        "the redrive limit is 3 receives, configured is 5",
     ] {
-        assert!(said.contains(part), "{said}");
+        assert!(text.contains(part), "{text}");
     }
-    // Another dead-letter queue than the one that the redrive goes to.
+    // A dead-letter queue that is not the target of the redrive policy.
     let other = SqsOptions { dead_letter_queue: fresh().dead_letter_queue, ..sqs.clone() };
-    let said = SqsQueue::open(other, options.clone()).await.err().unwrap().to_string();
-    assert!(said.contains("the redrive goes to arn:aws:sqs:"), "{said}");
+    let text = SqsQueue::open(other, options.clone()).await.err().unwrap().to_string();
+    assert!(text.contains("the redrive goes to arn:aws:sqs:"), "{text}");
     let odd = QueueOptions { retention: Duration::from_secs(3600), ..options };
-    let said = SqsQueue::open(sqs, odd).await.err().unwrap().to_string();
-    assert!(said.contains("the retention is 345600 s, configured is 3600 s"), "{said}");
+    let text = SqsQueue::open(sqs, odd).await.err().unwrap().to_string();
+    assert!(text.contains("the retention is 345600 s, configured is 3600 s"), "{text}");
 }
 
 #[tokio::test]
-async fn what_sqs_cannot_do_is_refused_at_once() {
+async fn options_beyond_the_limits_of_sqs_are_rejected() {
     let odd =
         QueueOptions { lease: Duration::from_secs(13 * 3600), retention: Duration::from_secs(1), ..Default::default() };
-    let said = SqsQueue::open(fresh(), odd).await.err().unwrap().to_string();
-    assert!(said.contains("12 hours") && said.contains("14 days"), "{said}");
+    let text = SqsQueue::open(fresh(), odd).await.err().unwrap().to_string();
+    assert!(text.contains("12 hours") && text.contains("14 days"), "{text}");
 }
 
 #[tokio::test]
-async fn copies_of_a_dead_letter_are_one() {
+async fn copies_of_a_dead_letter_count_as_one() {
     let sqs = fresh();
     let queue = SqsQueue::open(sqs.clone(), QueueOptions::default()).await.unwrap();
     let id = buried(&queue, "twice").await;
     let other = buried(&queue, "once").await;
-    // As a crash between the two steps of a burial leaves it: the message is delivered and buried once more.
-    let client = others().await;
+    // Simulate a crash between the copy and the deletion of a burial: the message is buried a second time.
+    let client = other_program().await;
     let url = url_of(&client, &sqs.dead_letter_queue).await;
     let mut copied = false;
     while !copied {
@@ -267,9 +267,9 @@ async fn copies_of_a_dead_letter_are_one() {
     assert_eq!(letters.iter().map(|letter| &letter.id).collect::<Vec<_>>(), [&id, &other]);
     assert_eq!(queue.depth().await.unwrap().dead, 3, "SQS counts copies");
     all_ok(&queue.replay(std::slice::from_ref(&id), Duration::ZERO).await);
-    assert_eq!(queue.depth().await.unwrap().dead, 1, "all copies left");
+    assert_eq!(queue.depth().await.unwrap().dead, 1, "a copy is left over");
     assert_eq!(receive_one(&queue).await.id, id);
-    assert!(queue.receive(10, Duration::from_secs(1)).await.unwrap().is_empty(), "it came back twice");
+    assert!(queue.receive(10, Duration::from_secs(1)).await.unwrap().is_empty(), "it was replayed twice");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -285,31 +285,31 @@ async fn two_readers_both_see_all_dead_letters() {
     let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
     assert_eq!((mine.len(), theirs.len()), (25, 25));
     assert_eq!(show(&mine), show(&theirs));
-    // Both have put back all they took.
+    // Both have put back the letters that they took.
     assert_eq!(show(&two.dead_letters(None, 100).await.unwrap()), show(&mine));
     let page = one.dead_letters(Some(&mine[9].id), 10).await.unwrap();
     assert_eq!(show(&page), show(&mine[10..20]));
 }
 
 #[tokio::test]
-async fn a_message_of_somebody_elses_is_handled_like_ours() {
+async fn a_message_of_another_program_is_received_buried_and_replayed() {
     let sqs = fresh();
     let options = QueueOptions { receives_max: Some(1), ..leased_for(Duration::from_secs(1)) };
     let queue = SqsQueue::open(sqs.clone(), options).await.unwrap();
-    let client = others().await;
+    let client = other_program().await;
     let value = MessageAttributeValue::builder().data_type("String").string_value("v").build().unwrap();
     let send = client.send_message().queue_url(url_of(&client, &sqs.queue).await).message_body("{\"a\":1}");
     let sqs_id = send.message_attributes("k", value).send().await.unwrap().message_id.unwrap();
     let message = receive_one(&queue).await;
     assert_eq!((message.id.0.as_str(), message.body.as_slice()), (sqs_id.as_str(), b"{\"a\":1}".as_slice()));
-    // Left alone, SQS moves it to the dead letters; from there it comes back under the same id.
+    // Unsettled, SQS moves it to the dead-letter queue; a replay keeps its id.
     let deadline = Instant::now() + PATIENCE;
     let letter = loop {
         assert!(queue.receive(1, Duration::from_secs(1)).await.unwrap().is_empty());
         if let Some(letter) = queue.dead_letters(None, 1).await.unwrap().pop() {
             break letter;
         }
-        assert!(Instant::now() < deadline, "never moved");
+        assert!(Instant::now() < deadline, "SQS did not move the message");
     };
     assert!(letter.by_queue && letter.reason.contains("moved by SQS after 1 deliveries"), "{letter:?}");
     all_ok(&queue.replay(std::slice::from_ref(&letter.id), Duration::ZERO).await);
@@ -323,18 +323,18 @@ fn address() -> String {
     server().strip_prefix("http://").expect("a plain http server").trim_end_matches('/').to_owned()
 }
 
-/// A queue behind a link that can be broken.
-async fn behind_a_link(timeout: Duration) -> (SqsQueue, Proxy) {
+/// A queue behind a fault proxy.
+async fn behind_a_proxy(timeout: Duration) -> (SqsQueue, Proxy) {
     let proxy = Proxy::start(address()).await;
     let sqs = SqsOptions { access: access(&proxy.url()), timeout, connect_timeout: Duration::from_secs(1), ..fresh() };
     (SqsQueue::open(sqs, QueueOptions::default()).await.unwrap(), proxy)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sends_that_come_while_others_are_under_way_share_requests() {
-    let (queue, proxy) = behind_a_link(Duration::from_secs(20)).await;
+async fn sends_during_a_request_share_the_next_request() {
+    let (queue, proxy) = behind_a_proxy(Duration::from_secs(20)).await;
     let before = proxy.connections();
-    // Four seconds for a request. Alone, four at a time, no more than 20 would be through before the time is over.
+    // A request takes four seconds, so the time limit allows five rounds: without sharing, not all sends would finish.
     proxy.set(Mode::Delay(Duration::from_secs(2))).await;
     let mut senders = tokio::task::JoinSet::new();
     for number in 0..100 {
@@ -344,28 +344,28 @@ async fn sends_that_come_while_others_are_under_way_share_requests() {
     while let Some(sent) = senders.join_next().await {
         sent.unwrap().unwrap();
     }
-    assert!(proxy.connections() - before <= 16, "more requests at once than allowed");
+    assert!(proxy.connections() - before <= 16, "too many concurrent requests");
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_hangs_nobody() {
-    let (queue, proxy) = behind_a_link(Duration::from_secs(2)).await;
+async fn every_call_ends_when_the_server_does_not_answer() {
+    let (queue, proxy) = behind_a_proxy(Duration::from_secs(2)).await;
     send_one(&queue, Outgoing::new("held")).await;
     let held = receive_one(&queue).await.receipt;
     proxy.set(Mode::BlackHole).await;
     let start = Instant::now();
     let messages: Vec<_> = (0..400).map(|number| Outgoing::new(number.to_string())).collect();
-    let verdict = [(held.clone(), "no".into())];
+    let burial = [(held.clone(), "no".into())];
     let (sent, received, acked, buried, extended, depth) = tokio::join!(
         queue.send(&messages),
         queue.receive(10, Duration::from_secs(1)),
         queue.ack(std::slice::from_ref(&held)),
-        queue.bury(&verdict),
+        queue.bury(&burial),
         queue.extend(std::slice::from_ref(&held), PATIENCE),
         queue.depth(),
     );
     assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
-    // What was asked may have happened; what never left the line has not.
+    // The outcome of a sent request is unknown; an entry that was never sent had no effect.
     assert!(matches!(sent[0], Err(QueueError::OutcomeUnknown(_))), "{:?}", sent[0]);
     assert!(matches!(sent[399], Err(QueueError::Unavailable(_))), "{:?}", sent[399]);
     assert!(received.is_err() && depth.is_err());
@@ -377,12 +377,12 @@ async fn a_server_that_does_not_answer_hangs_nobody() {
     assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
     proxy.set(Mode::Forward).await;
     proxy.cut().await;
-    send_one(&queue, Outgoing::new("well again")).await;
+    send_one(&queue, Outgoing::new("recovered")).await;
 }
 
 #[tokio::test]
-async fn a_refused_connection_had_no_effect() {
-    let (queue, proxy) = behind_a_link(Duration::from_secs(2)).await;
+async fn a_send_over_a_refused_connection_has_no_effect() {
+    let (queue, proxy) = behind_a_proxy(Duration::from_secs(2)).await;
     proxy.set(Mode::Refuse).await;
     proxy.cut().await;
     let sent = queue.send(&[Outgoing::new("a"), Outgoing::new("b")]).await;
@@ -391,12 +391,12 @@ async fn a_refused_connection_had_no_effect() {
     proxy.set(Mode::Forward).await;
     send_one(&queue, Outgoing::new("c")).await;
     assert_eq!(receive_one(&queue).await.body, b"c");
-    assert!(queue.receive(10, Duration::from_secs(1)).await.unwrap().is_empty(), "what was refused came after all");
+    assert!(queue.receive(10, Duration::from_secs(1)).await.unwrap().is_empty(), "a refused message was delivered");
 }
 
 #[tokio::test]
-async fn a_burial_whose_answer_was_lost_is_repeated_without_harm() {
-    let (queue, proxy) = behind_a_link(Duration::from_secs(2)).await;
+async fn a_repeated_burial_after_a_lost_answer_stores_one_letter() {
+    let (queue, proxy) = behind_a_proxy(Duration::from_secs(2)).await;
     let id = send_one(&queue, Outgoing::new("bad")).await;
     let receipt = receive_one(&queue).await.receipt;
     proxy.set(Mode::SwallowAnswers).await;
@@ -410,12 +410,12 @@ async fn a_burial_whose_answer_was_lost_is_repeated_without_harm() {
     let depth = queue.depth().await.unwrap();
     assert_eq!((depth.ready, depth.in_flight, depth.delayed), (0, 0, 0));
     all_ok(&queue.discard(&[id]).await);
-    assert_eq!(queue.depth().await.unwrap().dead, 0, "a copy was left behind");
+    assert_eq!(queue.depth().await.unwrap().dead, 0, "a copy is left over");
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_vouches_for_is_refused() {
-    // LocalStack speaks TLS on the same port, with a certificate of its own making.
+async fn a_server_with_an_untrusted_certificate_is_rejected() {
+    // LocalStack speaks TLS on the same port, with a self-signed certificate.
     let sqs = SqsOptions { access: access(&format!("https://{}", address())), ..fresh() };
     match SqsQueue::open(sqs, QueueOptions::default()).await.err() {
         Some(SqsOpenError::Unavailable(QueueError::Unavailable(cause))) => {
@@ -425,29 +425,29 @@ async fn a_server_that_nobody_vouches_for_is_refused() {
     }
 }
 
-/// Runs the named test of this file again in a process with this environment alone.
-fn again_with(test: &str, environment: &[(&str, &str)]) {
+/// Runs a test of this file again in a process with only this environment.
+fn rerun_with(test: &str, environment: &[(&str, &str)]) {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env_clear()
         .envs(environment.iter().copied())
-        .envs([("AGAIN", "1"), ("AWS_EC2_METADATA_DISABLED", "true"), ("BATON_TEST_SQS_URL", server().as_str())])
+        .envs([("RERUN", "1"), ("AWS_EC2_METADATA_DISABLED", "true"), ("BATON_TEST_SQS_URL", server().as_str())])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn is_again() -> bool {
-    std::env::var_os("AGAIN").is_some()
+fn is_rerun() -> bool {
+    std::env::var_os("RERUN").is_some()
 }
 
 #[test]
-fn the_default_chain_signs_in() {
-    if !is_again() {
+fn the_default_credential_chain_is_used() {
+    if !is_rerun() {
         let environment =
             [("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_ENDPOINT_URL", &server())];
-        return again_with("the_default_chain_signs_in", &environment);
+        return rerun_with("the_default_credential_chain_is_used", &environment);
     }
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let sqs = SqsOptions { access: SqsAccess::Role, ..fresh() };
@@ -460,8 +460,8 @@ fn the_default_chain_signs_in() {
 
 #[test]
 fn without_credentials_nothing_is_sent() {
-    if !is_again() {
-        return again_with("without_credentials_nothing_is_sent", &[("AWS_ENDPOINT_URL", &server())]);
+    if !is_rerun() {
+        return rerun_with("without_credentials_nothing_is_sent", &[("AWS_ENDPOINT_URL", &server())]);
     }
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let sqs = SqsOptions { access: SqsAccess::Role, ..fresh() };
@@ -470,32 +470,31 @@ fn without_credentials_nothing_is_sent() {
     });
 }
 
-/// A server that was replaced by an empty one has no queues: sending, receiving and counting make them again, and nothing
-/// is needed from outside.
+/// After the server was replaced by an empty one, sending, receiving and counting create the queues again.
 #[tokio::test]
-async fn queues_that_are_gone_are_made_again() {
+async fn missing_queues_are_created_again() {
     let options = fresh();
     let queue = SqsQueue::open(options.clone(), QueueOptions::default()).await.unwrap();
-    let others = others().await;
-    let gone = || async {
+    let client = other_program().await;
+    let delete_queues = || async {
         for name in [&options.queue, &options.dead_letter_queue] {
-            let url = others.get_queue_url().queue_name(name).send().await.unwrap().queue_url.unwrap();
-            others.delete_queue().queue_url(url).send().await.unwrap();
+            let url = client.get_queue_url().queue_name(name).send().await.unwrap().queue_url.unwrap();
+            client.delete_queue().queue_url(url).send().await.unwrap();
         }
     };
-    gone().await;
+    delete_queues().await;
     assert!(queue.send(&[Outgoing::new("one"), Outgoing::new("two")]).await.iter().all(Result::is_ok));
     assert_eq!(queue.receive(10, Duration::from_secs(5)).await.unwrap().len(), 2);
-    gone().await;
+    delete_queues().await;
     assert!(queue.receive(10, Duration::ZERO).await.unwrap().is_empty());
-    gone().await;
+    delete_queues().await;
     assert_eq!(queue.depth().await.unwrap().ready, 0);
-    // Made as they were: a queue without its redrive policy would not pass.
+    // Opening checks the attributes: a queue without its redrive policy would not pass.
     let checked = SqsOptions { auto_create: false, ..options.clone() };
     SqsQueue::open(checked.clone(), QueueOptions::default()).await.unwrap();
-    // What is not ours to make stays away, and that is said.
+    // Without `auto_create` they stay missing, and calls fail.
     let queue = SqsQueue::open(checked, QueueOptions::default()).await.unwrap();
-    gone().await;
+    delete_queues().await;
     assert!(matches!(queue.send(&[Outgoing::new("three")]).await[..], [Err(QueueError::Unavailable(_))]));
     assert!(queue.receive(1, Duration::ZERO).await.is_err());
 }

@@ -1,8 +1,8 @@
-//! `dev`: everything in one process on the embedded engine, with three development relayers that touch no chain, or sign
-//! for the one that `--rpc` names.
+//! `dev`: everything in one process on the embedded engine, with three development relayers. They touch no chain, or sign
+//! for the one behind `--rpc`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,14 +10,12 @@ use std::time::Duration;
 use alloy_signer_local::PrivateKeySigner;
 use anyhow::Context;
 use clap::Args;
-use pipeline::sqlite::Database;
+use relayer_sim::dev::{ChainOptions, DevRelayer, DevRelayerOptions};
 use reqwest::Url;
 use sha2::{Digest, Sha256};
-use tokio_util::sync::CancellationToken;
 
 use super::service::{Lanes, run_parts};
 use crate::config::{Config, Service};
-use crate::dev::{ChainOptions, DevRelayer, DevRelayerOptions};
 use crate::http::server;
 use crate::telemetry;
 
@@ -31,27 +29,27 @@ pub struct DevArgs {
     #[arg(long, value_name = "DIR", default_value = "./.baton")]
     data_dir: PathBuf,
     /// First port of the development relayers (they take three in a row)
-    // Fixed, since a relayer is known by its URL: what is under way at a stop must find it again at the next start.
+    // Fixed, because Baton identifies a relayer by its URL: claims of the last run must find it again.
     #[arg(long, value_name = "PORT", default_value_t = 3081)]
     relayer_port: u16,
     #[command(flatten)]
     chain: ChainArgs,
 }
 
-/// Where development relayers sign, if they do.
+/// The chain for which development relayers sign, if any.
 #[derive(Args)]
 pub struct ChainArgs {
     /// A chain's JSON-RPC: the development relayers then really sign and send
     #[arg(long, value_name = "URL")]
     rpc: Option<Url>,
     /// Their private keys, three separated by commas; by default well-known ones, for local chains only
-    // Rather from the environment: everybody on the machine can read a command line.
+    // Also from the environment, because every user of the machine can read a command line.
     #[arg(long = "key", value_name = "KEYS", env = "BATON_DEV_KEYS", hide_env_values = true, value_delimiter = ',')]
     keys: Vec<String>,
 }
 
 impl ChainArgs {
-    /// For each relayer, in order; none without a chain.
+    /// One for each relayer, in order; `None` without a chain.
     fn options(&self) -> anyhow::Result<Vec<Option<ChainOptions>>> {
         let Some(rpc) = &self.rpc else { return Ok(vec![None, None, None]) };
         let well_known = self.keys.is_empty();
@@ -59,7 +57,7 @@ impl ChainArgs {
         anyhow::ensure!(keys.len() == usize::from(RELAYERS), "--key needs {RELAYERS} keys, not {}", keys.len());
         let mut options: Vec<Option<ChainOptions>> = Vec::new();
         for (index, key) in keys.iter().enumerate() {
-            // What it is goes into no message.
+            // The key itself must not appear in a message.
             let key = PrivateKeySigner::from_str(key.trim())
                 .map_err(|_| anyhow::anyhow!("key {} of --key is no private key (0x and 64 digits)", index + 1))?;
             let known = options.iter().flatten().any(|other| other.key.address() == key.address());
@@ -74,14 +72,14 @@ impl ChainArgs {
     }
 }
 
-/// The last three of the ten accounts that every development chain funds; the first ones are left to their user.
+/// The last three of the ten accounts that every development chain funds; the first ones are left to the user.
 const WELL_KNOWN_KEYS: [&str; 3] = [
     "0x4bbbf85ce3377467afe5d46f804f221813b2bb87f24d81f60f1fcdbf7cbf4356",
     "0xdbda1821b80551c9d65939329250298aa3472ba22feea921c0cf5d620ea67b97",
     "0x2a871d0798f97d79848a013d4936a73bf4cc922c825d33c1cf7073dff6d409c6",
 ];
 
-/// The arguments of development relayers that run alone.
+/// The arguments of `bench-relayers`.
 #[derive(Args)]
 pub struct RelayerArgs {
     /// First port (they take three in a row)
@@ -112,48 +110,49 @@ pub async fn run_relayers(args: RelayerArgs) -> anyhow::Result<ExitCode> {
     if args.chain.rpc.is_some() {
         telemetry::start_logs(&Config::from_env(Service::Command)?.log)?;
     }
-    let journal = Database::open(&args.data_dir.join("dev-relayers.db"))?;
     let keys = Keys { api: &args.api_key, webhook: &args.webhook_key };
     let plan = RelayerPlan {
         first_port: args.port,
+        data_dir: &args.data_dir,
         webhook_url: &args.webhook_url,
         keys,
         step: Duration::from_millis(args.step_ms),
         chain: args.chain.options()?,
     };
-    let relayers = start_relayers(plan, &journal, &shutdown).await?;
+    let relayers = start_relayers(plan).await?;
     shutdown.cancelled().await;
     for relayer in relayers {
-        relayer.stopped().await;
+        relayer.stop().await;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// How development relayers are set up.
+/// The set-up of the three development relayers.
 struct RelayerPlan<'a> {
     first_port: u16,
+    data_dir: &'a Path,
     webhook_url: &'a str,
     keys: Keys<'a>,
     step: Duration,
-    /// One for each.
+    /// One for each relayer.
     chain: Vec<Option<ChainOptions>>,
 }
 
-/// What development relayers and their callers share.
+/// Secrets that development relayers share with their callers.
 struct Keys<'a> {
     api: &'a str,
     webhook: &'a str,
 }
 
-/// Keys for one machine and no money. A service other than `dev` has no default key at all.
+/// Keys for one machine and no money. Services other than `dev` have no default keys.
 const API_KEY: &str = "dev-key";
 const RELAYER_KEY: &str = "development-relayers-need-no-secret";
 const WEBHOOK_KEY: &str = "development-webhooks-need-no-secret";
 const RELAYERS: u16 = 3;
-/// Between two states of a transaction at a development relayer.
+/// Time between two statuses of a transaction at a development relayer.
 const STEP: Duration = Duration::from_millis(300);
 
-/// Runs it.
+/// Runs `dev`.
 pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), args.port);
     let listener = server::bind(listen).await?;
@@ -161,18 +160,23 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
 
-    // The relayers come up first, since their ports go into the configuration; they stop last, so that the consumer
-    // can finish what it has begun.
-    let relayers_stop = CancellationToken::new();
+    // The relayers start first, because their URLs are part of the configuration, and stop last, so that the consumer
+    // can finish its work.
     let mut config = config(&args, "http://127.0.0.1:1")?;
     telemetry::start_logs(&config.log)?;
-    let journal = Database::open(&args.data_dir.join("dev-relayers.db"))?;
     let relayers = {
         let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
         let webhook_url = format!("http://{address}/api/v1/webhooks/oz-relayer");
         let chain = args.chain.options()?;
-        let plan = RelayerPlan { first_port: args.relayer_port, webhook_url: &webhook_url, keys, step: STEP, chain };
-        start_relayers(plan, &journal, &relayers_stop).await?
+        let plan = RelayerPlan {
+            first_port: args.relayer_port,
+            data_dir: &args.data_dir,
+            webhook_url: &webhook_url,
+            keys,
+            step: STEP,
+            chain,
+        };
+        start_relayers(plan).await?
     };
     let urls = relayers.iter().map(DevRelayer::url).collect::<Vec<_>>().join(",");
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
@@ -180,15 +184,14 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let lanes = Lanes::open(&config, Service::Serve).await?;
     greet(&args, &config, address, &relayers);
     let code = run_parts(&config, Service::Serve, &lanes, listener, metrics, shutdown).await;
-    relayers_stop.cancel();
     for relayer in relayers {
-        relayer.stopped().await;
+        relayer.stop().await;
     }
     println!("Stopped. Everything is kept in {}.", args.data_dir.display());
     code
 }
 
-/// The environment rules here too, with defaults that suit one machine.
+/// The environment applies here too, with defaults that suit one machine.
 fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
     let fixed = [
         ("BATON_DATA_DIR", args.data_dir.display().to_string()),
@@ -207,32 +210,28 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
         ("RELAYER_RATE_PER_SECOND", "0"),
         ("RELAYER_MAX_IN_FLIGHT", "100000"),
     ];
-    // One chain for the relayers and for what is asked of it before.
+    // The relayers and the checks before submission use the same chain.
     defaults.extend(rpc.map(|rpc| ("RPC_URL", rpc)));
     Ok(Config::from_env_between(Service::Serve, &fixed, &defaults)?)
 }
 
-async fn start_relayers(
-    plan: RelayerPlan<'_>,
-    journal: &Database,
-    stop: &CancellationToken,
-) -> anyhow::Result<Vec<DevRelayer>> {
-    let RelayerPlan { first_port, webhook_url, keys, step, chain } = plan;
+async fn start_relayers(plan: RelayerPlan<'_>) -> anyhow::Result<Vec<DevRelayer>> {
+    let RelayerPlan { first_port, data_dir, webhook_url, keys, step, chain } = plan;
     let mut relayers = Vec::new();
     for (index, chain) in (1..=RELAYERS).zip(chain) {
         let port = first_port + index - 1;
         let options = DevRelayerOptions {
             index: usize::from(index),
-            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
+            port: Some(port),
             api_key: keys.api.to_owned(),
             webhook_url: webhook_url.to_owned(),
             webhook_key: keys.webhook.to_owned(),
-            database: journal.clone(),
+            journal: data_dir.join(format!("dev-relayer-{index}.jsonl")),
             seed: 0,
             step,
             chain,
         };
-        let started = DevRelayer::start(options, stop.clone()).await;
+        let started = DevRelayer::start(options).await;
         let hint = || format!("development relayer {index} cannot use port {port}; choose others with --relayer-port");
         relayers.push(started.with_context(hint)?);
     }
@@ -249,7 +248,7 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
         println!("  development relayer {} on {} ({what})", index + 1, relayer.url());
     }
     if let Some(rpc) = &args.chain.rpc {
-        // Its user, if any, and what comes after are nobody's business: some providers put a key there.
+        // Only the host: some providers put a key into the user or the path.
         println!("  on the chain behind {}", rpc.host_str().unwrap_or("--rpc"));
     }
     // A key from the environment is not printed.
@@ -261,7 +260,7 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     println!();
     println!("  curl -s http://{api}/api/v1/relay/direct \\");
     println!("    -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
-    // On a chain the relayers pay it, and to an account: at the other address is the first contract of many a chain.
+    // On a chain the relayers pay, so little, and to an account: the other address is the first contract on many chains.
     let (to, value) = match args.chain.rpc {
         Some(_) => ("0x70997970C51812dc3A010C7d01b50e0d17dc79C8", "1000"),
         None => ("0x5FbDB2315678afecb367f032d93F642f64180aa3", "1000000000000000001"),

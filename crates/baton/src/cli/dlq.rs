@@ -1,23 +1,26 @@
-//! `dlq list|show|replay|drop`: the dead letters of a lane; those of the users lane are `dlq_users`.
+//! `dlq list|show|replay|drop`: the dead letters of a lane. The lanes differ only in their
+//! [`DeadLetterLane`](crate::dead_letters::DeadLetterLane).
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use pipeline::DeadLetter;
 
 use crate::config::Config;
-use crate::dead_letters::{self, Replayed, Selection};
-use crate::relay;
+use crate::dead_letters::{self, DeadLetterEntry, DeadLetterLane, DeadLetterPlace, Replayed, Selection};
+use crate::relay::lane::RelayLane;
+use crate::relay::reconcile::dead_letters::RelayDeadLetters;
 use crate::timestamp::Timestamp;
+use crate::users::dead_letters::UsersDeadLetters;
+use crate::users::lane::UsersLane;
 
-/// The most dead letters that are moved at once.
-const TOGETHER_MAX: usize = 100;
+/// Maximum number of dead letters moved at once.
+const CHUNK_MAX: usize = 100;
 
 /// Whose dead letters.
 #[derive(Clone, Copy, ValueEnum)]
-pub enum Lane {
+pub enum LaneName {
     /// Transactions
     Relay,
     /// Users
@@ -32,33 +35,33 @@ pub enum DlqCommand {
         #[command(flatten)]
         which: Which,
     },
-    /// Show one whole, with its body
+    /// Show one in full, with its body
     Show {
-        /// The message's or the transaction's id
+        /// Message id, transaction id or user id
         id: String,
     },
-    /// Start them over: the only way to another attempt
+    /// Replay them: the only way to another attempt
     Replay {
         #[command(flatten)]
         which: Which,
-        /// Take every dead letter (needed when no id and no reason is given)
+        /// Take every dead letter (required when no id, --reason or --max is given)
         #[arg(long)]
         all: bool,
-        /// Only say what would be done
+        /// Only print what would be replayed
         #[arg(long)]
         dry_run: bool,
-        /// At most so many a second
+        /// Maximum per second
         #[arg(long, value_name = "N")]
         rate: Option<u32>,
     },
-    /// Drop them for good; their transactions stay failed
+    /// Drop them for good; a dropped transaction stays failed
     Drop {
         #[command(flatten)]
         which: Which,
-        /// Take every dead letter (needed when no id and no reason is given)
+        /// Take every dead letter (required when no id, --reason or --max is given)
         #[arg(long)]
         all: bool,
-        /// Only say what would be done
+        /// Only print what would be dropped
         #[arg(long)]
         dry_run: bool,
     },
@@ -67,139 +70,183 @@ pub enum DlqCommand {
 /// Which dead letters.
 #[derive(Args)]
 pub struct Which {
-    /// Message ids or transaction ids
+    /// Message ids, transaction ids or user ids
     ids: Vec<String>,
     /// Only those whose reason contains this text
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// At most so many
+    /// Maximum number of dead letters
     #[arg(long, value_name = "N")]
     max: Option<usize>,
 }
 
 impl Which {
-    pub(super) fn selection(self) -> Selection {
+    fn selection(self) -> Selection {
         Selection { ids: self.ids, reason: self.reason, max: self.max }
     }
 
-    pub(super) fn is_everything(&self) -> bool {
-        self.ids.is_empty() && self.reason.is_none() && self.max.is_none()
+    /// An effect on every dead letter needs `--all`: without any condition it is more likely a slip.
+    fn limited_or(self, all: bool) -> anyhow::Result<Selection> {
+        let limited = !self.ids.is_empty() || self.reason.is_some() || self.max.is_some();
+        anyhow::ensure!(all || limited, "name ids, a --reason or --max, or say --all");
+        Ok(self.selection())
     }
 }
 
-/// Runs one of them.
-pub async fn run(config: &Config, command: DlqCommand) -> anyhow::Result<ExitCode> {
-    let guarded = relay::lane::RelayLane::open(config).await?.guarded;
+/// Runs one command on one lane.
+pub async fn run(config: &Config, lane: LaneName, command: DlqCommand) -> anyhow::Result<ExitCode> {
+    let lane: Box<dyn DeadLetterLane> = match lane {
+        LaneName::Relay => Box::new(RelayDeadLetters { guarded: RelayLane::open(config).await?.guarded }),
+        LaneName::Users => {
+            let UsersLane { store, queue, .. } = UsersLane::open(config).await?;
+            Box::new(UsersDeadLetters { store, queue })
+        }
+    };
     match command {
-        DlqCommand::List { which } => {
-            let letters = dead_letters::select(&guarded, &which.selection()).await?;
-            for letter in &letters {
-                println!("{}", line(letter));
-            }
-            println!("{}", count(letters.len()));
-            Ok(ExitCode::SUCCESS)
-        }
-        DlqCommand::Show { id } => {
-            let selection = Selection { ids: vec![id.clone()], ..Selection::default() };
-            let letters = dead_letters::select(&guarded, &selection).await?;
-            anyhow::ensure!(!letters.is_empty(), "there is no dead letter {id}; `baton dlq list` shows them");
-            for letter in &letters {
-                show(letter);
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        DlqCommand::List { which } => list(&*lane, &which.selection()).await,
+        DlqCommand::Show { id } => show(&*lane, id).await,
         DlqCommand::Replay { which, all, dry_run, rate } => {
-            anyhow::ensure!(all || !which.is_everything(), "name ids, a --reason or --max, or say --all");
-            let letters = dead_letters::select(&guarded, &which.selection()).await?;
-            if dry_run {
-                return Ok(would("replay", &letters));
-            }
-            let rate = rate.filter(|rate| *rate > 0);
-            let (mut done, mut over, mut refused) = (0, 0, 0);
-            for some in letters.chunks(together(rate)) {
-                let pause = rate.map(|rate| Duration::from_secs(some.len() as u64) / rate);
-                for (letter, replayed) in some.iter().zip(dead_letters::replay(&guarded, some).await?) {
-                    match replayed {
-                        Replayed::Yes => done += 1,
-                        Replayed::Over => over += 1,
-                        Replayed::No(why) => {
-                            refused += 1;
-                            eprintln!("not replayed: {}: {why}", letter.id);
-                        }
-                    }
-                }
-                let so_far = done + over + refused;
-                progress(so_far, letters.len());
-                if let Some(pause) = pause.filter(|_| so_far < letters.len()) {
-                    tokio::time::sleep(pause).await;
-                }
-            }
-            if over > 0 {
-                println!("{over} had been replayed before, and were only left over");
-            }
-            println!("{done} replayed, {refused} not");
-            Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            let entries = dead_letters::select(&*lane, &which.limited_or(all)?).await?;
+            if dry_run { Ok(would(&*lane, "replay", &entries)) } else { replay(&*lane, &entries, rate).await }
         }
         DlqCommand::Drop { which, all, dry_run } => {
-            anyhow::ensure!(all || !which.is_everything(), "name ids, a --reason or --max, or say --all");
-            let letters = dead_letters::select(&guarded, &which.selection()).await?;
-            if dry_run {
-                return Ok(would("drop", &letters));
-            }
-            let mut done = 0;
-            for some in letters.chunks(TOGETHER_MAX) {
-                dead_letters::discard(&guarded, some).await?;
-                done += some.len();
-                progress(done, letters.len());
-            }
-            println!("{} dropped", letters.len());
-            Ok(ExitCode::SUCCESS)
+            let entries = dead_letters::select(&*lane, &which.limited_or(all)?).await?;
+            if dry_run { Ok(would(&*lane, "drop", &entries)) } else { discard(&*lane, &entries).await }
         }
     }
 }
 
-/// How many are moved at once: a quarter of a second's worth where there is a rate.
-fn together(rate: Option<u32>) -> usize {
-    rate.map_or(TOGETHER_MAX, |rate| (rate as usize / 4).clamp(1, TOGETHER_MAX))
+async fn list(lane: &dyn DeadLetterLane, selection: &Selection) -> anyhow::Result<ExitCode> {
+    let entries = dead_letters::select(lane, selection).await?;
+    for entry in &entries {
+        println!("{}", line(lane, entry));
+    }
+    println!("{}", count(entries.len()));
+    Ok(ExitCode::SUCCESS)
 }
 
-fn would(what: &str, letters: &[DeadLetter]) -> ExitCode {
-    for letter in letters {
-        println!("would {what} {}", line(letter));
+async fn show(lane: &dyn DeadLetterLane, id: String) -> anyhow::Result<ExitCode> {
+    let selection = Selection { ids: vec![id.clone()], ..Selection::default() };
+    let entries = dead_letters::select(lane, &selection).await?;
+    anyhow::ensure!(!entries.is_empty(), "there is no dead letter {id}; `baton dlq list` shows them (see --lane)");
+    for entry in &entries {
+        print_whole(lane, entry);
     }
-    println!("{}", count(letters.len()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Replays in chunks, with a pause after each if there is a rate.
+async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry], rate: Option<u32>) -> anyhow::Result<ExitCode> {
+    let rate = rate.filter(|rate| *rate > 0);
+    let (mut queued, mut leftover, mut refused) = (0, 0, 0);
+    for chunk in entries.chunks(chunk_size(rate)) {
+        for (entry, replayed) in chunk.iter().zip(dead_letters::replay(lane, chunk).await?) {
+            match replayed {
+                Replayed::Queued => queued += 1,
+                Replayed::Leftover => leftover += 1,
+                Replayed::Refused(why) => {
+                    refused += 1;
+                    eprintln!("not replayed: {}: {why}", entry.message_id);
+                }
+            }
+        }
+        let done = queued + leftover + refused;
+        progress(done, entries.len());
+        if let Some(rate) = rate.filter(|_| done < entries.len()) {
+            tokio::time::sleep(pause(chunk.len(), rate)).await;
+        }
+    }
+    if leftover > 0 {
+        println!("{leftover} had been replayed before; their leftover copies were dropped");
+    }
+    println!("{queued} replayed, {refused} not");
+    Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn discard(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry]) -> anyhow::Result<ExitCode> {
+    let mut done = 0;
+    for chunk in entries.chunks(CHUNK_MAX) {
+        dead_letters::discard(lane, chunk).await?;
+        done += chunk.len();
+        progress(done, entries.len());
+    }
+    println!("{} dropped", entries.len());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A quarter of a second's worth, so that a rate is kept smoothly, and [`CHUNK_MAX`] without a rate.
+fn chunk_size(rate: Option<u32>) -> usize {
+    rate.map_or(CHUNK_MAX, |rate| (rate as usize / 4).clamp(1, CHUNK_MAX))
+}
+
+/// The time that a chunk takes at this rate.
+fn pause(chunk: usize, rate: u32) -> Duration {
+    Duration::from_secs(chunk as u64) / rate
+}
+
+fn would(lane: &dyn DeadLetterLane, what: &str, entries: &[DeadLetterEntry]) -> ExitCode {
+    for entry in entries {
+        println!("would {what} {}", line(lane, entry));
+    }
+    println!("{}", count(entries.len()));
     ExitCode::SUCCESS
 }
 
-pub(super) fn count(letters: usize) -> String {
-    if letters == 1 { "1 dead letter".to_owned() } else { format!("{letters} dead letters") }
+fn count(entries: usize) -> String {
+    if entries == 1 { "1 dead letter".to_owned() } else { format!("{entries} dead letters") }
 }
 
-fn line(letter: &DeadLetter) -> String {
-    let about = dead_letters::transaction_id(letter).map_or_else(|| "(unreadable)".to_owned(), |id| id.to_string());
-    format!("{}  transaction {about}  {}", Timestamp::from(letter.buried_at), letter.reason)
+/// One line of the list. The place is printed only where there is more than one.
+fn line(lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) -> String {
+    let id = lane.subject_id(&entry.body).unwrap_or_else(|| "(unreadable)".to_owned());
+    let place = match entry.place {
+        _ if lane.places().len() == 1 => "",
+        DeadLetterPlace::Queue => "  in the queue",
+        DeadLetterPlace::Quarantine => "  in quarantine",
+    };
+    format!("{}  {} {id}{place}  {}", Timestamp::from(entry.since), lane.subject(), entry.reason)
 }
 
-fn show(letter: &DeadLetter) {
-    println!("message      {}", letter.id);
-    if let Some(id) = dead_letters::transaction_id(letter) {
-        println!("transaction  {id}");
+fn print_whole(lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) {
+    println!("message      {}", entry.message_id);
+    if let Some(id) = lane.subject_id(&entry.body) {
+        println!("{:<11}  {id}", lane.subject());
     }
-    println!("reason       {}", letter.reason);
-    println!("sent         {}", Timestamp::from(letter.sent_at));
-    println!("buried       {}", Timestamp::from(letter.buried_at));
-    println!("receives     {}", letter.receives);
-    for (name, value) in &letter.attributes {
-        println!("attribute    {name}={value}");
+    println!("reason       {}", entry.reason);
+    if let Some(delivery) = &entry.delivery {
+        println!("sent         {}", Timestamp::from(delivery.sent_at));
     }
-    println!("body         {}", String::from_utf8_lossy(&letter.body));
+    let moved = if entry.place == DeadLetterPlace::Queue { "buried" } else { "quarantined" };
+    println!("{moved:<11}  {}", Timestamp::from(entry.since));
+    if let Some(delivery) = &entry.delivery {
+        println!("receives     {}", delivery.receives);
+        for (name, value) in &delivery.attributes {
+            println!("attribute    {name}={value}");
+        }
+    }
+    println!("body         {}", String::from_utf8_lossy(&entry.body));
 }
 
-/// One line that counts up, on a terminal only.
-pub(super) fn progress(done: usize, of: usize) {
+/// A line that counts up in place, on a terminal only.
+fn progress(done: usize, of: usize) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
         let end = if done == of { "\n" } else { "" };
         write!(stderr, "\r{done} of {of}{end}").ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_and_pauses_never_exceed_the_rate() {
+        for rate in [1, 3, 4, 10, 399, 400, 401, 5000] {
+            let chunk = chunk_size(Some(rate));
+            let per_second = chunk as f64 / pause(chunk, rate).as_secs_f64();
+            assert!(per_second <= f64::from(rate) * 1.000_001, "{per_second} at rate {rate}");
+        }
+        assert_eq!(chunk_size(None), CHUNK_MAX);
     }
 }

@@ -1,9 +1,8 @@
-//! The command line: one file per command, wiring only.
+//! The command line: one file per command, wiring only. The environment is read here and nowhere below.
 
-mod bench;
+mod config;
 mod dev;
 mod dlq;
-mod dlq_users;
 mod migrate;
 mod service;
 mod tx;
@@ -13,15 +12,13 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, Service};
+use crate::config::{Config, ConfigError, Service, render};
 
-/// Takes work over HTTP, answers at once, and gets it done once.
+/// Accepts transactions and users over HTTP, answers at once, and executes each one once
 #[derive(Parser)]
-#[command(name = "baton", version, about, max_term_width = 100)]
-#[command(
-    after_help = "Configuration comes from the environment: see docs/operations/configuration.md, or .env.example.\n\
-    To try it with nothing installed: baton dev"
-)]
+#[command(name = "baton", version, max_term_width = 100)]
+#[command(after_help = "Configuration comes from the environment: `baton serve --help` lists the variables, as does\n\
+    docs/operations/configuration.md. To try Baton with nothing installed: baton dev")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -29,43 +26,45 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything in one process with three development relayers; touches no chain but the one you name
+    /// Run everything in one process with three development relayers; no chain unless you name one
     Dev(dev::DevArgs),
-    /// Both lanes, API and consumer, in one process, with your relayers (OZ_RELAYER_URLS)
+    /// Run both lanes, API and consumer, in one process, with your relayers (OZ_RELAYER_URLS)
+    #[command(after_long_help = render::help(Service::Serve))]
     Serve,
-    /// The relay API alone
+    /// Run the relay API only
+    #[command(after_long_help = render::help(Service::RelayApi))]
     RelayApi,
-    /// The relay consumer alone
+    /// Run the relay consumer only
+    #[command(after_long_help = render::help(Service::QueueConsumer))]
     QueueConsumer,
-    /// The users API alone
+    /// Run the users API only
+    #[command(after_long_help = render::help(Service::UsersApi))]
     UsersApi,
-    /// The users consumer alone
+    /// Run the users consumer only
+    #[command(after_long_help = render::help(Service::UsersConsumer))]
     UsersConsumer,
-    /// Bring the database schema up to date
+    /// Bring the database schemas up to date
     Migrate,
-    /// Dead letters: read them, start them over, drop them
+    /// List, show, replay and drop dead letters
     Dlq {
-        /// Whose
-        #[arg(long, value_enum, default_value_t = dlq::Lane::Relay, global = true)]
-        lane: dlq::Lane,
+        /// The lane whose dead letters to work on
+        #[arg(long, value_enum, default_value_t = dlq::LaneName::Relay, global = true)]
+        lane: dlq::LaneName,
         #[command(subcommand)]
         command: dlq::DlqCommand,
     },
-    /// How fast it is here, beside the raw cost of the same parts
-    #[command(subcommand)]
-    Bench(bench::BenchCommand),
-    /// The benchmark's server that does nothing
+    /// Run the simulated relayers only, for tests that restart them
     #[command(hide = true)]
-    BenchNothing,
-    /// The benchmark's relayers
-    #[command(hide = true)]
-    BenchRelayers(dev::RelayerArgs),
-    /// Transactions: look at one, watch it, settle one whose outcome is unknown
+    DevRelayers(dev::RelayerArgs),
+    /// Show, watch and list transactions, and resolve unknown outcomes
     #[command(subcommand)]
     Tx(tx::TxCommand),
+    /// Write the files that list the environment variables
+    #[command(subcommand, hide = true)]
+    Config(config::ConfigCommand),
 }
 
-/// Runs the process; the exit code is 0, 1 for a failure, 2 for a wrong call or configuration.
+/// Runs the process. Exit codes: 0 success, 1 failure, 2 wrong arguments or configuration.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     if rustls::crypto::ring::default_provider().install_default().is_err() {
@@ -82,10 +81,10 @@ pub fn main() -> ExitCode {
     let result = runtime.block_on(run(cli.command));
     match result {
         Ok(code) => code,
-        Err(error) => match error.downcast_ref::<crate::config::ConfigError>() {
-            Some(wrong) => {
-                eprintln!("baton: the configuration is not usable:");
-                for line in &wrong.0 {
+        Err(error) => match error.downcast_ref::<ConfigError>() {
+            Some(ConfigError(problems)) => {
+                eprintln!("baton: the configuration has problems:");
+                for line in problems {
                     eprintln!("  {line}");
                 }
                 ExitCode::from(2)
@@ -107,30 +106,26 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::UsersApi => service::run(Config::from_env(Service::UsersApi)?, Service::UsersApi).await,
         Command::UsersConsumer => service::run(Config::from_env(Service::UsersConsumer)?, Service::UsersConsumer).await,
         Command::Migrate => migrate::run(&Config::from_env(Service::Command)?).await,
-        Command::Dlq { lane, command } => {
-            let config = Config::from_env(Service::Command)?;
-            match lane {
-                dlq::Lane::Relay => dlq::run(&config, command).await,
-                dlq::Lane::Users => dlq_users::run(&config, command).await,
-            }
-        }
-        Command::Bench(command) => bench::run(command).await,
-        Command::BenchNothing => bench::serve_nothing(Config::from_env(Service::RelayApi)?).await,
-        Command::BenchRelayers(args) => dev::run_relayers(args).await,
+        Command::Dlq { lane, command } => dlq::run(&Config::from_env(Service::Command)?, lane, command).await,
+        Command::DevRelayers(args) => dev::run_relayers(args).await,
         Command::Tx(command) => tx::run(&Config::from_env(Service::Command)?, command).await,
+        Command::Config(command) => config::run(command),
     }
 }
 
-/// A token that is cancelled by the first Ctrl-C or SIGTERM. A second one ends the process at once: what it was doing
-/// is taken over as after any crash.
-fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
+/// A token that the first Ctrl-C or SIGTERM cancels. A second signal ends the process immediately; its work is then
+/// recovered as after a crash.
+pub fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
     use tokio::signal::unix::{SignalKind, signal};
     let token = CancellationToken::new();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let cancel = token.clone();
     tokio::spawn(async move {
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        tracing::info!(action = "stopping", "stopping: finishing what is under way (again to stop at once)");
+        tracing::info!(
+            action = "stopping",
+            "stopping: finishing work in hand (send the signal again to stop immediately)"
+        );
         cancel.cancel();
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
         std::process::exit(130);

@@ -1,4 +1,6 @@
-//! `serve`, `relay-api`, `queue-consumer`, `users-api` and `users-consumer`: the same parts, in one process or in several.
+//! `serve`, `relay-api`, `queue-consumer`, `users-api` and `users-consumer`: the same parts in one process or several.
+//!
+//! A service opens its lanes, binds its port, then runs API, consumers and background checks until shutdown.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,28 +10,30 @@ use axum::middleware;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::{Config, Service};
-use crate::http::health::{HealthState, RelayHealth, UsersHealth};
+use crate::http::health::{HealthCheck, HealthState};
 use crate::http::{auth, health, server};
+use crate::relay::health::RelayHealth;
+use crate::users::health::UsersHealth;
 use crate::{relay, telemetry, users};
 
 /// The lanes that a service works on.
 pub struct Lanes {
     relay: Option<relay::lane::RelayLane>,
-    users: Option<users::lane::Lane>,
+    users: Option<users::lane::UsersLane>,
 }
 
 impl Lanes {
-    /// Opens what the service needs; nothing runs yet.
+    /// Opens the databases and queues of the service's lanes; nothing runs yet.
     pub async fn open(config: &Config, service: Service) -> anyhow::Result<Self> {
         let relay = if service.has_relay() { Some(relay::lane::RelayLane::open(config).await?) } else { None };
-        let users = if service.has_users() { Some(users::lane::Lane::open(config).await?) } else { None };
+        let users = if service.has_users() { Some(users::lane::UsersLane::open(config).await?) } else { None };
         Ok(Self { relay, users })
     }
 
-    /// Consumes until shutdown, then drains.
+    /// Consumes until shutdown, then drains the messages in hand.
     async fn consume(&self, shutdown: &CancellationToken) {
         let relay = async {
             if let Some(lane) = &self.relay {
@@ -44,7 +48,7 @@ impl Lanes {
         tokio::join!(relay, users);
     }
 
-    /// Keeps watch until shutdown.
+    /// Runs health checks of relayers and engines, and refreshes gauges, until shutdown.
     async fn watch(&self, shutdown: &CancellationToken) {
         let relay = async {
             if let Some(lane) = &self.relay {
@@ -59,7 +63,7 @@ impl Lanes {
         tokio::join!(relay, users);
     }
 
-    /// Says goodbye to the queues: an acknowledgement that is still on its way would be lost with the connection.
+    /// Closes the queues, so that acknowledgements still in transit are not lost with the connection.
     async fn close(&self) {
         if let Some(lane) = &self.relay {
             lane.guarded.queue.close().await;
@@ -70,30 +74,34 @@ impl Lanes {
     }
 
     fn health(&self, service: Service, metrics: PrometheusHandle) -> HealthState {
-        let relay = self.relay.as_ref().map(|lane| {
+        let mut lanes: Vec<Arc<dyn HealthCheck>> = Vec::new();
+        if let Some(lane) = &self.relay {
             let (guarded, pool) = (Arc::clone(&lane.guarded), Arc::clone(&lane.pool));
-            RelayHealth { guarded, pool }
-        });
-        let users = self.users.as_ref().map(|lane| {
+            lanes.push(Arc::new(RelayHealth { guarded, pool }));
+        }
+        if let Some(lane) = &self.users {
             let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
-            UsersHealth { store, queue, consumes: service.consumes() }
-        });
-        HealthState { service: service.name(), relay, users, metrics }
+            lanes.push(Arc::new(UsersHealth { store, queue, consumes: service.consumes() }));
+        }
+        HealthState { service: service.name(), lanes, metrics }
     }
 }
 
-/// Runs a service until it is told to stop.
+/// Runs a service until a signal stops it.
 pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     telemetry::start_logs(&config.log)?;
+    for warning in &config.warnings {
+        warn!(action = "variable_ignored", "{warning}");
+    }
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
     let lanes = Lanes::open(&config, service).await?;
     let listener = server::bind(config.http.listen).await?;
-    info!(action = "started", address = %listener.local_addr()?, "{} listens", service.name());
+    info!(action = "started", service = service.name(), address = %listener.local_addr()?, "{} is listening", service.name());
     run_parts(&config, service, &lanes, listener, metrics, shutdown).await
 }
 
-/// Runs the parts of a service on open lanes and a bound listener, until shutdown; drains in order.
+/// Runs a service on open lanes and a bound listener until shutdown, then drains in order.
 pub async fn run_parts(
     config: &Config,
     service: Service,
@@ -104,7 +112,7 @@ pub async fn run_parts(
 ) -> anyhow::Result<ExitCode> {
     let upkeep = telemetry::keep_up(metrics.clone(), shutdown.clone());
     let routes = routes(config, service, lanes, metrics);
-    // The API and the watch outlive the consumers' drain only in a process of both; health stays readable meanwhile.
+    // In a process with API and consumer, the API and the checks stop after the drain: health stays readable meanwhile.
     let drained = CancellationToken::new();
     let consuming = async {
         if service.consumes() {
@@ -116,7 +124,7 @@ pub async fn run_parts(
     };
     tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lanes.watch(&drained), upkeep);
     lanes.close().await;
-    info!(action = "stopped", "{} stopped", service.name());
+    info!(action = "stopped", service = service.name(), "{} stopped", service.name());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,5 +1,5 @@
-//! `tx show|watch|unknown|resolve`: transactions, for operators. These work on the data directory itself, so they need
-//! no running API.
+//! `tx show|watch|unknown|resolve`: transactions, for operators. The commands open the store and queue of the
+//! configuration themselves, so no service needs to run.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,44 +13,43 @@ use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::Filter;
 use crate::relay::update::guarded_store::{GuardedStore, Updated};
 use crate::relay::update::view;
-use crate::timestamp::Timestamp;
 
-/// What to do with transactions.
+/// A command on transactions.
 #[derive(Subcommand)]
 pub enum TxCommand {
-    /// Show one, with its timeline
+    /// Show a transaction and its timeline
     Show {
-        /// The transaction's id
+        /// Id of the transaction
         id: Uuid,
-        /// Print the status JSON instead
+        /// Print the status as JSON, as the API returns it
         #[arg(long)]
         json: bool,
     },
-    /// Watch one until it is final
+    /// Print each step of a transaction until it is final; exit code 1 if it failed
     Watch {
-        /// The transaction's id
+        /// Id of the transaction
         id: Uuid,
-        /// Give up after so many seconds
+        /// Maximum time to wait
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
     },
-    /// List those whose outcome is unknown
+    /// List transactions with an unknown outcome
     Unknown,
-    /// Settle one whose outcome is unknown, after looking at its relayer yourself
+    /// Resolve an unknown outcome by hand, after checking the relayer and the chain
     #[command(group = clap::ArgGroup::new("how").required(true))]
     Resolve {
-        /// The transaction's id
+        /// Id of the transaction
         id: Uuid,
-        /// It did not happen: send it again. If it did happen, this pays twice
+        /// The submission did not take effect: send it again. If it did take effect, this pays twice
         #[arg(long, group = "how")]
         resend: bool,
-        /// Give it up: mark it failed
+        /// Give the transaction up: mark it failed
         #[arg(long, group = "how")]
         fail: bool,
     },
 }
 
-/// Runs one of them.
+/// Runs a command.
 pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode> {
     let guarded = RelayLane::open(config).await?.guarded;
     match command {
@@ -71,7 +70,7 @@ pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode
             loop {
                 let rows = guarded.store.list(&filter, before, 200).await?;
                 for row in &rows {
-                    println!("{}  {}  {}", row.id, row.status, unknown_because(row));
+                    println!("{}  {}  {}", row.id, row.status, describe_unknown_outcome(row));
                 }
                 count += rows.len();
                 match rows.last() {
@@ -88,7 +87,7 @@ pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode
 
 async fn find(guarded: &GuardedStore, id: Uuid) -> anyhow::Result<Transaction> {
     let row = guarded.store.get(TransactionId(id)).await?;
-    row.ok_or_else(|| anyhow::anyhow!("there is no transaction {id} in this data directory (BATON_DATA_DIR)"))
+    row.ok_or_else(|| anyhow::anyhow!("there is no transaction {id} in this store (BATON_DATA_DIR or DATABASE_URL)"))
 }
 
 async fn show(guarded: &GuardedStore, row: &Transaction) -> anyhow::Result<()> {
@@ -122,7 +121,7 @@ async fn show(guarded: &GuardedStore, row: &Transaction) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn unknown_because(row: &Transaction) -> String {
+fn describe_unknown_outcome(row: &Transaction) -> String {
     if let Some(claim) = &row.claim {
         let reason = claim.unknown.as_ref().map_or("", |unknown| unknown.reason.as_str());
         return format!("at {} since {}: {reason}", claim.relayer, claim.at);
@@ -133,7 +132,7 @@ fn unknown_because(row: &Transaction) -> String {
     }
 }
 
-/// Prints each new step as it comes; the exit code says how it ended.
+/// Prints each new step; the exit code is 1 if the transaction failed.
 async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::Result<ExitCode> {
     let deadline = tokio::time::Instant::now() + timeout;
     let mut seen = 0;
@@ -153,25 +152,27 @@ async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::R
             let failed = row.status == crate::relay::state::transaction::Status::Failed;
             return Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
-        anyhow::ensure!(tokio::time::Instant::now() < deadline, "still {} after {timeout:?}", row.status);
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "still {} after {} s", row.status, timeout.as_secs());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
 async fn resolve(guarded: &GuardedStore, id: Uuid, resend: bool) -> anyhow::Result<ExitCode> {
-    let now = Timestamp::now();
+    let now = guarded.clock.now();
     let decide = |row: &Transaction| {
         if resend { row.resolve_resend(now, &guarded.timings) } else { row.resolve_fail(now) }
     };
     match guarded.update(TransactionId(id), decide).await? {
-        Updated::Missing => anyhow::bail!("there is no transaction {id} in this data directory (BATON_DATA_DIR)"),
+        Updated::Missing => {
+            anyhow::bail!("there is no transaction {id} in this store (BATON_DATA_DIR or DATABASE_URL)")
+        }
         Updated::Refused(refused, row) => anyhow::bail!("{id} is {} and cannot be resolved: {refused}", row.status),
         Updated::Moved(row) => {
             if resend {
                 guarded.publish_again(&row, Duration::ZERO).await;
                 println!("{id} is queued again");
             } else {
-                println!("{id} is failed");
+                println!("{id} is marked failed");
             }
             Ok(ExitCode::SUCCESS)
         }

@@ -1,81 +1,61 @@
-//! The chain's variables: what gasless transactions, the pre-flight and a status's block need. None of it is on unless
-//! asked for, and what is asked for by halves is refused at the start.
+//! The chain's settings, for gasless transactions, pre-flight checks and block numbers. All are off by default; an
+//! incomplete combination is refused at start.
 
 use std::time::Duration;
 
 use alloy_primitives::Address;
 
-use super::{Secret, Variable, Vars, var};
-use crate::relay::request::call::parse_address;
+use super::Secret;
+use super::vars::Vars;
+use crate::evm::parse_address;
 
 /// The chain behind `RPC_URL`.
 #[derive(Debug, Clone)]
 pub struct ChainConfig {
-    /// `RPC_URL`: its JSON-RPC endpoint. Providers put their keys into it, so it is not shown.
+    /// `RPC_URL`: its JSON-RPC endpoint. Providers put their keys into it, so it is secret.
     pub rpc_url: Secret,
-    /// `RPC_TIMEOUT_MS`: how long one question to it may take.
+    /// `RPC_TIMEOUT_MS`: timeout of one JSON-RPC call.
     pub rpc_timeout: Duration,
-    /// `CHAIN_ID`: which chain it must be.
+    /// `CHAIN_ID`: its expected id; `None`: any chain.
     pub chain_id: Option<u64>,
-    /// `RELAY_PREFLIGHT`: whether a transaction is tried with `eth_call` before it is submitted.
+    /// `RELAY_PREFLIGHT`: try each transaction with `eth_call` before it is submitted.
     pub preflight: bool,
-    /// `FORWARDER_*`: gasless transactions, if there is a forwarder.
+    /// `FORWARDER_*`; `None`: gasless transactions are off.
     pub forwarder: Option<ForwarderConfig>,
 }
 
-/// The forwarder of gasless transactions, which with the chain's id is the domain that clients sign for.
+/// The forwarder of gasless transactions. With the chain's id it is the EIP-712 domain that clients sign for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwarderConfig {
-    /// `FORWARDER_ADDRESS`: the contract.
+    /// `FORWARDER_ADDRESS`: the ERC2771Forwarder contract.
     pub address: Address,
-    /// `FORWARDER_NAME`: what it calls itself in its EIP-712 domain.
+    /// `FORWARDER_NAME`: the name in its EIP-712 domain.
     pub name: String,
-    /// `CHAIN_ID`.
+    /// `CHAIN_ID`: part of the EIP-712 domain.
     pub chain_id: u64,
-    /// `FORWARDER_GAS_OVERHEAD`: the gas that it needs itself, beside what grows with the request.
+    /// `FORWARDER_GAS_OVERHEAD`: gas for the forwarder itself, on top of what grows with the request.
     pub gas_overhead: u64,
 }
-
-/// The variables, in the order of the documentation.
-pub(super) const VARIABLES: &[Variable] = &[
-    var(
-        "RPC_URL",
-        "",
-        "the chain's JSON-RPC endpoint; gasless transactions, the pre-flight and a status's block need it",
-    ),
-    var("RPC_TIMEOUT_MS", "5000", "how long one question to it may take"),
-    var("CHAIN_ID", "", "the id that the chain must have; gasless transactions need it"),
-    var("FORWARDER_ADDRESS", "", "the ERC2771Forwarder; unset: gasless transactions are off"),
-    var("FORWARDER_NAME", "ERC2771Forwarder", "the name in the forwarder's EIP-712 domain"),
-    var(
-        "FORWARDER_GAS_OVERHEAD",
-        "100000",
-        "gas that the forwarder needs itself, added to the gas that was signed for",
-    ),
-    var(
-        "RELAY_PREFLIGHT",
-        "false",
-        "try each transaction with eth_call before it is submitted; one that reverts fails",
-    ),
-];
 
 impl Vars<'_> {
     pub(super) fn chain(&mut self) -> Option<ChainConfig> {
         let rpc_timeout = self.millis("RPC_TIMEOUT_MS");
-        let preflight = self.parsed("RELAY_PREFLIGHT", false, "true or false");
+        let preflight: bool = self.parsed("RELAY_PREFLIGHT");
         let chain_id = self.chain_id();
         let forwarder = self.forwarder(chain_id);
-        let rpc_url = self.url("RPC_URL", &["http", "https"]);
+        let rpc_url = self.url("RPC_URL");
         if self.text("RPC_URL").is_none() {
             if self.text("FORWARDER_ADDRESS").is_some() {
                 let why = "is not set: gasless transactions need the chain; set it, or unset FORWARDER_ADDRESS";
                 self.problem("RPC_URL", why);
             } else if preflight {
-                self.problem("RPC_URL", "is not set: the pre-flight needs the chain; set it, or unset RELAY_PREFLIGHT");
+                self.problem(
+                    "RPC_URL",
+                    "is not set: pre-flight checks need the chain; set it, or unset RELAY_PREFLIGHT",
+                );
             }
         }
-        let rpc_url = Secret::new(rpc_url?.to_string());
-        Some(ChainConfig { rpc_url, rpc_timeout, chain_id, preflight, forwarder })
+        Some(ChainConfig { rpc_url: rpc_url?.into(), rpc_timeout, chain_id, preflight, forwarder })
     }
 
     fn chain_id(&mut self) -> Option<u64> {
@@ -88,9 +68,8 @@ impl Vars<'_> {
 
     fn forwarder(&mut self, chain_id: Option<u64>) -> Option<ForwarderConfig> {
         let gas_overhead = self.count("FORWARDER_GAS_OVERHEAD");
-        let name = self.text("FORWARDER_NAME");
         let Some(address) = self.text("FORWARDER_ADDRESS") else {
-            if name.is_some() {
+            if self.text("FORWARDER_NAME").is_some() {
                 let why = "is not set, but FORWARDER_NAME is: set the forwarder's address, or unset FORWARDER_NAME";
                 self.problem("FORWARDER_ADDRESS", why);
             }
@@ -107,7 +86,7 @@ impl Vars<'_> {
             let why = "is not set: clients sign gasless transactions for one chain; set it, or unset FORWARDER_ADDRESS";
             self.problem("CHAIN_ID", why);
         }
-        let name = name.unwrap_or_else(|| "ERC2771Forwarder".to_owned());
+        let name = self.text_or_default("FORWARDER_NAME");
         Some(ForwarderConfig { address: address?, name, chain_id: chain_id?, gas_overhead })
     }
 }
@@ -129,21 +108,24 @@ mod tests {
         assert!(read(&[]).unwrap().is_none());
         let chain = read(&[("RPC_URL", "http://h:1"), ("CHAIN_ID", "31337")]).unwrap().unwrap();
         assert_eq!((chain.forwarder, chain.preflight, chain.chain_id), (None, false, Some(31337)));
-        assert!(read(&[("CHAIN_ID", "31337")]).unwrap().is_none(), "as in the environment of the relayers");
+        assert!(
+            read(&[("CHAIN_ID", "31337")]).unwrap().is_none(),
+            "CHAIN_ID alone may come from an environment shared with the relayers"
+        );
     }
 
     #[test]
-    fn the_least_that_is_gasless() {
+    fn gasless_needs_an_rpc_url_a_chain_id_and_a_forwarder() {
         let vars = [("RPC_URL", "https://h/secret-key"), ("CHAIN_ID", "137"), ("FORWARDER_ADDRESS", FORWARDER)];
         let chain = read(&vars).unwrap().unwrap();
         let forwarder = chain.forwarder.clone().unwrap();
         assert_eq!((forwarder.name.as_str(), forwarder.chain_id), ("ERC2771Forwarder", 137));
         assert_eq!(forwarder.address.to_checksum(None), FORWARDER);
-        assert!(!format!("{chain:?}").contains("secret-key"), "providers put their keys into the URL");
+        assert!(!format!("{chain:?}").contains("secret-key"), "the URL may hold a provider's key");
     }
 
     #[test]
-    fn what_is_set_by_halves_names_what_is_missing() {
+    fn an_incomplete_chain_names_the_missing_variables() {
         let named = |vars: &[(&str, &str)]| -> Vec<String> {
             let problems = read(vars).unwrap_err();
             problems.iter().map(|found| found.split(' ').next().unwrap().to_owned()).collect()

@@ -1,4 +1,4 @@
-//! Who may call: named keys, sent as `X-API-Key`, known here by their hash and compared in constant time.
+//! API keys: named, sent as `X-API-Key`, stored as hashes and compared in constant time.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use subtle::ConstantTimeEq;
 use super::problem::Problem;
 use crate::config::ApiKey;
 
-/// The name of the key that a request came with.
+/// The name of the API key of a request.
 #[derive(Debug, Clone)]
 pub struct Caller(pub String);
 
-/// Lets a request through if it carries a known key. A refusal does not say what was wrong with it.
+/// Middleware that lets a request through if it carries a known key. A refusal does not say what is wrong with the key.
 pub async fn require_key(
     State(keys): State<Arc<Vec<ApiKey>>>,
     mut request: Request,
@@ -35,7 +35,7 @@ pub async fn require_key(
     }
 }
 
-/// Looks at every key, whichever matches, so that the time taken tells nothing.
+/// The name of the matching key. Compares with every key even after a match, so that the time taken reveals nothing.
 fn caller(keys: &[ApiKey], given: &[u8]) -> Option<String> {
     let hash: [u8; 32] = Sha256::digest(given).into();
     let mut found = None;
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_known_by_its_hash() {
+    fn only_the_text_behind_a_hash_matches_its_key() {
         let key = |name: &str, text: &str| ApiKey { name: name.into(), sha256: Sha256::digest(text).into() };
         let keys = [key("a", "one"), key("b", "two")];
         assert_eq!(caller(&keys, b"two").as_deref(), Some("b"));

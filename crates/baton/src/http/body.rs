@@ -1,4 +1,4 @@
-//! Reads request bodies: content type, size, form and time are checked here, for every way the server is started.
+//! Request bodies: content type, size, syntax and arrival time are checked here.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::problem::Problem;
 use super::server::BodyLimits;
 
-/// A request body, byte for byte.
+/// A request body as sent, within [`BodyLimits`].
 pub struct RawBody(pub Bytes);
 
 impl<S: Send + Sync> FromRequest<S> for RawBody {
@@ -17,18 +17,18 @@ impl<S: Send + Sync> FromRequest<S> for RawBody {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let limits = *request.extensions().get::<BodyLimits>().expect("the server sets the limits of every request");
-        // Timed apart from the work that follows: a client that is slow to send has not been refused anything.
+        // Timed apart from the handler: a body that arrives too late (408) has had no effect.
         let body = Limited::new(request.into_body(), limits.bytes_max).collect();
         match tokio::time::timeout(limits.timeout, body).await {
             Ok(Ok(body)) => Ok(Self(body.to_bytes())),
             Ok(Err(failure)) if failure.is::<LengthLimitError>() => Err(Problem::too_large(limits.bytes_max)),
-            Ok(Err(_)) => Err(Problem::bad_request("the body broke off")),
+            Ok(Err(_)) => Err(Problem::bad_request("the body ended early")),
             Err(_) => Err(Problem::too_slow()),
         }
     }
 }
 
-/// A request body that is JSON of any shape.
+/// A request body of type `application/json`, parsed; its fields are unchecked.
 pub struct JsonBody(pub Value);
 
 impl<S: Send + Sync> FromRequest<S> for JsonBody {

@@ -1,56 +1,53 @@
-//! Whether we are well: `/live` (the process runs), `/ready` (it can do its work), `/health` (each part by name) and
-//! `/metrics`. Every service has them, without a key: they carry no data of clients.
+//! `/live` (the process runs), `/ready` (it can do its work), `/health` (each part by name) and `/metrics`. Every
+//! service has them, without an API key: they carry no client data.
+//!
+//! A lane supplies its own [`HealthCheck`] (`relay/health.rs`, `users/health.rs`); this file asks all of them at once.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
+use futures::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
-use pipeline::{Depth, Queue};
-use serde_json::{Value, json};
+use pipeline::Depth;
+use serde_json::{Map, Value, json};
 
-use crate::relay::relayer::pool::Pool;
-use crate::relay::update::guarded_store::GuardedStore;
-use crate::users::store::UserStore;
+/// What a lane reports about itself. Each answer must come within [`PART_TIMEOUT`]: see [`in_time`].
+#[async_trait]
+pub trait HealthCheck: Send + Sync + 'static {
+    /// Whether the lane can do the work of this service: `/ready`.
+    async fn is_ready(&self) -> bool;
 
-/// What is looked at.
+    /// The lane's parts and whether all of them are healthy: `/health`.
+    async fn check(&self) -> LaneHealth;
+}
+
+/// The answer of one lane to `/health`.
+#[derive(Debug, Clone)]
+pub struct LaneHealth {
+    /// Whether every part that the lane needs works; one unhealthy lane makes the answer 503.
+    pub healthy: bool,
+    /// The JSON of each part, by the name it has under `parts`. Names are unique across lanes.
+    pub parts: Map<String, Value>,
+}
+
+/// What the routes need.
 #[derive(Clone)]
 pub struct HealthState {
-    /// The name of this service.
+    /// The name of this service, as its subcommand.
     pub service: &'static str,
-    /// The relay lane, if this service works on it.
-    pub relay: Option<RelayHealth>,
-    /// The users lane, if this service works on it.
-    pub users: Option<UsersHealth>,
+    /// The lanes of this service, in the order of the answer.
+    pub lanes: Vec<Arc<dyn HealthCheck>>,
     /// The metrics of this process.
     pub metrics: PrometheusHandle,
 }
 
-/// The relay lane.
-#[derive(Clone)]
-pub struct RelayHealth {
-    /// Store and queue.
-    pub guarded: Arc<GuardedStore>,
-    /// The relayers, as this process sees them.
-    pub pool: Arc<Pool>,
-}
-
-/// The users lane.
-#[derive(Clone)]
-pub struct UsersHealth {
-    /// Where users go.
-    pub store: Arc<dyn UserStore>,
-    /// Where messages go.
-    pub queue: Arc<dyn Queue>,
-    /// Whether this service writes rows; one that does not can do its work without the store.
-    pub consumes: bool,
-}
-
-/// How long a part may take to say how it is. Whoever asks wants to know now, and a part that hangs is not well.
-const PART_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for one part. A part that hangs counts as unhealthy.
+pub const PART_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The routes.
 pub fn routes(state: HealthState) -> Router {
@@ -62,121 +59,13 @@ pub fn routes(state: HealthState) -> Router {
         .with_state(state)
 }
 
-async fn ready(State(state): State<HealthState>) -> Response {
-    let relay = async {
-        match &state.relay {
-            Some(relay) => in_time(relay.guarded.store.ping()).await.is_some(),
-            None => true,
-        }
-    };
-    let users = async {
-        let Some(users) = &state.users else { return true };
-        let (queue, store) = tokio::join!(in_time(users.queue.depth()), in_time(users.store.ping()));
-        queue.is_some() && (store.is_some() || !users.consumes)
-    };
-    match tokio::join!(relay, users) {
-        (true, true) => Json(json!({ "status": "ready" })).into_response(),
-        _ => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" }))).into_response(),
-    }
+/// The answer of a part; `None` if it fails or takes longer than [`PART_TIMEOUT`].
+pub async fn in_time<T, E>(answer: impl Future<Output = Result<T, E>>) -> Option<T> {
+    tokio::time::timeout(PART_TIMEOUT, answer).await.ok()?.ok()
 }
 
-/// What a part says; none if it hangs, which is as bad as if it says no.
-async fn in_time<T, E>(said: impl Future<Output = Result<T, E>>) -> Option<T> {
-    tokio::time::timeout(PART_TIMEOUT, said).await.ok()?.ok()
-}
-
-async fn health(State(state): State<HealthState>) -> Response {
-    let mut parts = serde_json::Map::new();
-    let relay = async {
-        match &state.relay {
-            Some(relay) => relay.look(&mut parts).await,
-            None => true,
-        }
-    };
-    let users = async {
-        match &state.users {
-            Some(users) => Some(users.look().await),
-            None => None,
-        }
-    };
-    let (mut well, users) = tokio::join!(relay, users);
-    if let Some((is_well, shown)) = users {
-        well &= is_well;
-        parts.insert("users".to_owned(), shown);
-    }
-    let body = json!({
-        "status": if well { "ok" } else { "degraded" },
-        "service": state.service,
-        "version": env!("CARGO_PKG_VERSION"),
-        "parts": parts,
-    });
-    let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(body)).into_response()
-}
-
-impl RelayHealth {
-    /// Adds the lane's parts; whether all is well with them.
-    async fn look(&self, parts: &mut serde_json::Map<String, Value>) -> bool {
-        let (counts, depth, cache) = tokio::join!(
-            in_time(self.guarded.store.counts()),
-            in_time(self.guarded.queue.depth()),
-            self.guarded.cache.ping()
-        );
-        let relayers = self.pool.view();
-        let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
-        let store = match &counts {
-            Some(counts) => json!({
-                "status": "ok",
-                "open": counts.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
-                    .collect::<serde_json::Map<_, _>>(),
-                "claims": counts.claims,
-                "outcomeUnknown": counts.claims_outcome_unknown,
-                "forgottenByRelayer": counts.forgotten,
-            }),
-            None => json!({ "status": "unavailable" }),
-        };
-        parts.insert("store".to_owned(), store);
-        parts.insert("queue".to_owned(), show_queue(depth.as_ref()));
-        // Never the reason for being unwell: without it the database answers.
-        let cache = match cache {
-            None => "in process",
-            Some(true) => "ok",
-            Some(false) => "unavailable",
-        };
-        parts.insert("cache".to_owned(), json!({ "status": cache }));
-        let each = relayers.iter().map(|relayer| {
-            json!({
-                "url": relayer.url.0,
-                "status": relayer.passed_over.map_or("ok", |reason| reason.name()),
-                "healthKnown": relayer.known,
-                "breaker": relayer.breaker,
-                "inFlight": relayer.load,
-            })
-        });
-        let status = if able > 0 { "ok" } else { "unavailable" };
-        parts.insert("relayers".to_owned(), json!({ "status": status, "able": able, "each": each.collect::<Value>() }));
-        counts.is_some() && depth.is_some() && able > 0
-    }
-}
-
-impl UsersHealth {
-    async fn look(&self) -> (bool, Value) {
-        let asked = async { tokio::join!(self.store.ping(), self.store.count_set_aside()) };
-        let (asked, depth) = tokio::join!(tokio::time::timeout(PART_TIMEOUT, asked), in_time(self.queue.depth()));
-        let (store_well, store) = match asked {
-            Ok((Ok(()), Ok(count))) => (true, json!({ "status": "ok", "setAside": count })),
-            Ok((Err(failure), _) | (_, Err(failure))) => {
-                (false, json!({ "status": "unavailable", "trouble": failure.trouble.name() }))
-            }
-            Err(_) => (false, json!({ "status": "unavailable" })),
-        };
-        let well = store_well && depth.is_some();
-        let status = if well { "ok" } else { "unavailable" };
-        (well, json!({ "status": status, "store": store, "queue": show_queue(depth.as_ref()) }))
-    }
-}
-
-fn show_queue(depth: Option<&Depth>) -> Value {
+/// The JSON of a queue; `None` means that it did not answer.
+pub fn queue_part(depth: Option<&Depth>) -> Value {
     match depth {
         Some(depth) => json!({
             "status": "ok",
@@ -190,6 +79,73 @@ fn show_queue(depth: Option<&Depth>) -> Value {
     }
 }
 
+async fn ready(State(state): State<HealthState>) -> Response {
+    let answers = join_all(state.lanes.iter().map(|lane| lane.is_ready())).await;
+    if answers.into_iter().all(|ready| ready) {
+        Json(json!({ "status": "ready" })).into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" }))).into_response()
+    }
+}
+
+async fn health(State(state): State<HealthState>) -> Response {
+    let answers = join_all(state.lanes.iter().map(|lane| lane.check())).await;
+    let healthy = answers.iter().all(|lane| lane.healthy);
+    let parts: Map<String, Value> = answers.into_iter().flat_map(|lane| lane.parts).collect();
+    let body = json!({
+        "status": if healthy { "ok" } else { "degraded" },
+        "service": state.service,
+        "version": env!("CARGO_PKG_VERSION"),
+        "parts": parts,
+    });
+    let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(body)).into_response()
+}
+
 async fn metrics(State(state): State<HealthState>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics.render()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    /// A lane with one part of this name.
+    struct Lane(&'static str, bool);
+
+    #[async_trait]
+    impl HealthCheck for Lane {
+        async fn is_ready(&self) -> bool {
+            self.1
+        }
+        async fn check(&self) -> LaneHealth {
+            LaneHealth { healthy: self.1, parts: Map::from_iter([(self.0.to_owned(), json!({}))]) }
+        }
+    }
+
+    fn state(lanes: [Lane; 2]) -> State<HealthState> {
+        let metrics = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder().handle();
+        let lanes = lanes.into_iter().map(|lane| Arc::new(lane) as Arc<dyn HealthCheck>).collect();
+        State(HealthState { service: "serve", lanes, metrics })
+    }
+
+    #[tokio::test]
+    async fn the_answer_has_the_parts_of_every_lane() {
+        let answer = health(state([Lane("store", true), Lane("users", true)])).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        let names: Vec<_> = body["parts"].as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!((body["status"].as_str(), names), (Some("ok"), vec!["store", "users"]));
+    }
+
+    #[tokio::test]
+    async fn one_lane_that_fails_makes_the_service_degraded_and_not_ready() {
+        let lanes = || state([Lane("store", true), Lane("users", false)]);
+        assert_eq!(health(lanes()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(ready(lanes()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(ready(state([Lane("store", true), Lane("users", true)])).await.status(), StatusCode::OK);
+    }
 }

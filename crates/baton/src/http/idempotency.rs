@@ -1,10 +1,10 @@
-//! The client's own name for a request: what the header may hold. What it means is each lane's affair.
+//! The `Idempotency-Key` header: its syntax. Each lane decides what a key means.
 
 use axum::http::HeaderMap;
 
 use super::problem::{FieldProblem, Problem};
 
-/// The client's own name for a request. RFC-quoted keys and bare ones are the same key.
+/// The key of a request; `None` without the header. A quoted key, as in the IETF draft, and the bare one are the same.
 pub fn read_idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     const LENGTH_MAX: usize = 255;
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };

@@ -1,5 +1,5 @@
-//! What all APIs share: the server with its limits, who may call, how an error looks, and whether we are well. And how we
-//! call others.
+//! What all APIs share: the server with its limits, API keys, request bodies, problems (errors as responses) and health. And
+//! the client for outgoing calls.
 
 pub mod auth;
 pub mod body;
@@ -8,3 +8,4 @@ pub mod idempotency;
 pub mod outgoing;
 pub mod problem;
 pub mod server;
+pub mod transport;

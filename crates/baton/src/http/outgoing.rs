@@ -1,11 +1,11 @@
-//! How this service calls others: at the address that it was given and nowhere else.
+//! The HTTP client for calls to other services, which reaches only the configured addresses.
 
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A client that follows no redirect and no proxy of the environment. `idle_timeout`: how long an idle connection is kept,
-/// less than the other side keeps it, so that a request seldom meets a closing one.
+/// A client that follows no redirects and ignores the environment's proxies. `idle_timeout` should be below the server's
+/// own, so that a request rarely meets a connection that is being closed.
 pub fn client(idle_timeout: Duration) -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())

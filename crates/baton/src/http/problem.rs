@@ -1,30 +1,47 @@
 //! The only place where an error becomes a response: RFC 9457 `application/problem+json`, with a stable `type` and
 //! `code`, plus `statusCode` and `message`, which clients of the existing service read.
 
+use std::fmt;
+
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use tracing::error;
 
-pub use crate::relay::request::call::FieldProblem;
+use crate::errors::chain;
 
-/// An error on its way to the client.
+/// One invalid field of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldProblem {
+    /// The field's name as the client wrote it.
+    pub field: String,
+    /// The rule that its value breaks.
+    pub message: String,
+}
+
+impl fmt::Display for FieldProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+/// An error as the client receives it.
 #[derive(Debug, Clone)]
 pub struct Problem {
     /// The HTTP status.
     pub status: u16,
-    /// Stable, for programs.
+    /// Stable identifier for programs; also the end of `type`.
     pub code: &'static str,
-    /// The same for every occurrence.
+    /// Summary, the same for every occurrence of the code.
     pub title: &'static str,
-    /// This occurrence, for people. Nothing from inside in a 5xx.
+    /// This occurrence, for people. A 5xx contains no internals.
     pub detail: String,
-    /// Each field that is wrong.
+    /// Every invalid field; empty if the problem is not about fields.
     pub errors: Vec<FieldProblem>,
-    /// More members, such as the id of a transaction.
+    /// Additional members of the body, such as the id of a transaction.
     pub more: Vec<(&'static str, Value)>,
-    /// More headers.
+    /// Additional response headers.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
@@ -41,12 +58,12 @@ impl Problem {
         }
     }
 
-    /// 400: the request cannot be read.
+    /// 400: the request cannot be parsed.
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", "The request cannot be read", detail)
     }
 
-    /// 400: these fields are wrong.
+    /// 400: these fields are invalid.
     pub fn invalid(errors: Vec<FieldProblem>) -> Self {
         let detail = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let mut problem =
@@ -55,47 +72,47 @@ impl Problem {
         problem
     }
 
-    /// 401.
+    /// 401: no valid API key, or no valid webhook signature.
     pub fn unauthorized(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "Not authorized", detail)
     }
 
-    /// 401: what was signed was not signed by whom it says.
+    /// 401: the signature of a forward request is not its signer's.
     pub fn bad_signature(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "bad-signature", "The signature is not valid", detail)
     }
 
-    /// 503: nobody has set up gasless transactions here.
+    /// 503: gasless transactions are not configured.
     pub fn gasless_off() -> Self {
-        let detail = "gasless transactions are not set up on this service: whoever runs it must set FORWARDER_ADDRESS, \
+        let detail = "gasless transactions are not configured on this service; its operator must set FORWARDER_ADDRESS, \
                       RPC_URL and CHAIN_ID";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "gasless-off", "Gasless transactions are off", detail)
     }
 
-    /// 404.
+    /// 404: no such path or record.
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", "Not found", detail)
     }
 
-    /// 405.
+    /// 405: the path exists, but not with this method.
     pub fn method_not_allowed() -> Self {
-        let detail = "this path does not take this method";
+        let detail = "this path does not support this method";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
     }
 
-    /// 408: the body did not come in time.
+    /// 408: the body did not arrive in time; the request has had no effect.
     pub fn too_slow() -> Self {
         let detail = "the request body did not arrive in time";
         Self::new(StatusCode::REQUEST_TIMEOUT, "request-timeout", "Request timeout", detail)
     }
 
-    /// 413.
+    /// 413: the body, or a line of an upload, exceeds this many bytes.
     pub fn too_large(max: usize) -> Self {
         let detail = format!("the body has more than {max} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large", detail)
     }
 
-    /// 415.
+    /// 415: the body must be `application/json`.
     pub fn wrong_content_type() -> Self {
         Self::wrong_content_type_for("application/json")
     }
@@ -112,19 +129,19 @@ impl Problem {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
     }
 
-    /// 500: a mistake of ours.
+    /// 500: a bug, such as a panic.
     pub fn internal() -> Self {
-        let detail = "something went wrong here; the log has it under the request id";
+        let detail = "an internal error; the log has the cause under the request id";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
     }
 
-    /// 504: a question that was not answered in time.
+    /// 504: a read was not answered in time. Nothing was to change.
     pub fn no_answer() -> Self {
-        let detail = "there was no answer in time; ask again";
+        let detail = "there was no answer in time; try again";
         Self::new(StatusCode::GATEWAY_TIMEOUT, "no-answer", "No answer in time", detail)
     }
 
-    /// 503: it was refused and will never happen. The cause goes to the log only.
+    /// 503: the request was refused and will never have an effect. The cause goes to the log only.
     pub fn unavailable(detail: impl Into<String>, cause: &(dyn std::error::Error + 'static)) -> Self {
         error!(action = "unavailable", "{}", chain(cause));
         let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Service unavailable", detail);
@@ -132,24 +149,24 @@ impl Problem {
         problem
     }
 
-    /// 504: nobody knows yet; the status of this transaction will tell.
+    /// 504: unknown whether the transaction was accepted; its status shows it later.
     pub fn outcome_unknown(transaction_id: &str) -> Self {
-        let detail = "it is not known whether the transaction was accepted; ask for its status before sending it again";
+        let detail = "it is unknown whether the transaction was accepted; check its status before sending it again";
         let mut problem = Self::new(StatusCode::GATEWAY_TIMEOUT, "outcome-unknown", "Outcome unknown", detail);
         problem.more.push(("transactionId", json!(transaction_id)));
         problem
     }
 
-    /// 504: nobody knows yet; whether this user is there will tell.
+    /// 504: unknown whether the user was accepted; a lookup shows it later.
     pub fn user_outcome_unknown(id: &str) -> Self {
-        let detail = "it is not known whether the user was accepted; look it up by its id before sending it again, or \
+        let detail = "it is unknown whether the user was accepted; look it up by its id before sending it again, or \
                       send it again under the same Idempotency-Key";
         let mut problem = Self::new(StatusCode::GATEWAY_TIMEOUT, "outcome-unknown", "Outcome unknown", detail);
         problem.more.push(("id", json!(id)));
         problem
     }
 
-    /// The body, for the request of that id.
+    /// The response body; `request_id` lets the client name the request to the operator.
     pub fn to_json(&self, request_id: Option<&str>) -> Value {
         let mut body = json!({
             "type": format!("urn:baton:problem:{}", self.code),
@@ -175,7 +192,7 @@ impl Problem {
         body
     }
 
-    /// The response, for the request of that id.
+    /// The response, with the request id if it is known.
     pub fn respond(&self, request_id: Option<&str>) -> Response<Body> {
         let mut response = Response::new(Body::from(self.to_json(request_id).to_string()));
         *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -189,21 +206,11 @@ impl Problem {
 }
 
 impl IntoResponse for Problem {
-    /// The server's outer layer renders it again with the request id: the handler does not know it.
+    /// Keeps the problem as an extension, so that the server's outer layer can render it again with the request id, which
+    /// a handler does not know.
     fn into_response(self) -> axum::response::Response {
         let mut response = self.respond(None);
         response.extensions_mut().insert(self);
         response
     }
-}
-
-/// An error with all its causes, for the log.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }

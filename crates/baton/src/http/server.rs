@@ -1,4 +1,4 @@
-//! The HTTP server: the layers around every route (request id, limits, panics, timing) and its orderly end.
+//! The HTTP server: the layer around every route (request id, limits, panics, timing) and graceful shutdown.
 
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
@@ -24,21 +24,21 @@ use uuid::Uuid;
 
 use super::problem::Problem;
 
-/// How large a body may be and how long it may take to come.
+/// Limits of a request body.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
-    /// In bytes.
+    /// Largest size in bytes.
     pub bytes_max: usize,
-    /// From the head to the last byte.
+    /// Longest time from the request's head to the body's last byte.
     pub timeout: Duration,
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Puts around the routes what all of them share: limits, a request id, timing, and an answer even to a panic. It is one
-/// layer, since every layer costs each request a clone and an allocation.
+/// Wraps the routes with what all of them share: limits, request id, timing, and an answer even after a panic. This is one
+/// layer, since each layer costs every request a clone and an allocation.
 pub fn with_layers(routes: Router, body_bytes_max: usize, timeout: Duration) -> Router {
-    // A body has half of the request's time to come, and an accept the other half.
+    // The body has half of the request's time to arrive, and accepting the request the other half.
     let limits = BodyLimits { bytes_max: body_bytes_max, timeout: timeout / 2 };
     let meters = Arc::new(Meters::default());
     routes
@@ -74,8 +74,8 @@ async fn around(
     response
 }
 
-/// The answer, or what stands for one: a handler may panic, and a question may hang. A request that stores something has
-/// limits of its own, which say what their silence means.
+/// The answer, or a problem instead if the handler panics or a read takes too long. POST requests have time limits of their
+/// own, which know whether the outcome is unknown.
 async fn answered(timeout: Duration, method: &Method, request: Request, next: Next) -> Response {
     let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
     let answer = if *method == Method::POST {
@@ -87,22 +87,23 @@ async fn answered(timeout: Duration, method: &Method, request: Request, next: Ne
         }
     };
     answer.unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        error!(action = "panic", "a request handler panicked: {}", said.unwrap_or_default());
+        let message =
+            panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        error!(action = "panic", "a request handler panicked: {}", message.unwrap_or_default());
         Problem::internal().into_response()
     })
 }
 
-/// The caller's own id if it sent a sensible one.
+/// The caller's own id if it sent one of 1 to 128 characters, else a new one.
 fn request_id(request: &Request) -> String {
     const LENGTH_MAX: usize = 128;
     let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let sensible = given.filter(|id| !id.is_empty() && id.len() <= LENGTH_MAX);
-    sensible.map_or_else(|| Uuid::now_v7().to_string(), str::to_owned)
+    let usable = given.filter(|id| !id.is_empty() && id.len() <= LENGTH_MAX);
+    usable.map_or_else(|| Uuid::now_v7().to_string(), str::to_owned)
 }
 
-/// The meters of each route, found once and kept: looking them up by their labels costs more than counting. There are a
-/// few dozen at most, so a list will do.
+/// The meters of each method, route and status, looked up once and kept: a lookup by labels costs more than counting. There
+/// are at most a few dozen, so a list is enough.
 #[derive(Default)]
 struct Meters(RwLock<Vec<Meter>>);
 
@@ -118,9 +119,9 @@ impl Meters {
     fn count(&self, method: &Method, route: Option<&MatchedPath>, status: StatusCode, took: Duration) {
         let (method, route, status) =
             (known_method(method), route.map_or("none", MatchedPath::as_str), status.as_u16());
-        let is_it = |meter: &&Meter| meter.status == status && meter.method == method && meter.route == route;
+        let matches = |meter: &&Meter| meter.status == status && meter.method == method && meter.route == route;
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(meter) = known.iter().find(is_it) {
+        if let Some(meter) = known.iter().find(matches) {
             meter.count(took);
             return;
         }
@@ -142,7 +143,7 @@ impl Meter {
     }
 }
 
-/// Clients may invent methods; each would be a series of its own.
+/// Folds unknown methods into one label value, since a client could create a time series with each.
 fn known_method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -154,7 +155,7 @@ fn known_method(method: &Method) -> &'static str {
     }
 }
 
-/// Binds the address, with an error that names it.
+/// Binds the address; an error names it.
 pub async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     use anyhow::Context;
     TcpListener::bind(listen).await.with_context(|| {
@@ -162,27 +163,27 @@ pub async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Connections open at once; more wait to be accepted.
+/// Maximum number of open connections; more wait in the accept queue.
 const CONNECTIONS_MAX: usize = 4096;
-/// How long a client may take to send a request's head, or to send nothing on an open connection.
+/// Longest time for a request's head to arrive, idle time on an open connection included.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the last answers may take to be read when the server stops.
-const LAST_ANSWERS: Duration = Duration::from_secs(35);
-/// Between two tries to accept when the system has no more files to give.
+/// Longest time for clients to read the last answers during shutdown.
+const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(35);
+/// Pause after a failed accept, such as when the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves until shutdown, then lets the requests under way finish.
+/// Serves until shutdown, then lets the requests in flight finish.
 pub async fn serve(listener: TcpListener, routes: Router, shutdown: CancellationToken) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let connections = TaskTracker::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     loop {
         let accepted = async {
-            let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
-            (listener.accept().await, place)
+            let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
+            (listener.accept().await, permit)
         };
-        let (accepted, place) = tokio::select! {
+        let (accepted, permit) = tokio::select! {
             () = shutdown.cancelled() => break,
             accepted = accepted => accepted,
         };
@@ -199,7 +200,7 @@ pub async fn serve(listener: TcpListener, routes: Router, shutdown: Cancellation
         let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
         let shutdown = shutdown.clone();
         connections.spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let mut connection = std::pin::pin!(connection);
             let served = tokio::select! {
                 served = connection.as_mut() => served,
@@ -215,7 +216,7 @@ pub async fn serve(listener: TcpListener, routes: Router, shutdown: Cancellation
     }
     drop(listener);
     connections.close();
-    if tokio::time::timeout(LAST_ANSWERS, connections.wait()).await.is_err() {
+    if tokio::time::timeout(LAST_ANSWERS_TIMEOUT, connections.wait()).await.is_err() {
         warn!(action = "connections_left", "{} clients did not read their answers in time", connections.len());
     }
 }

@@ -1,4 +1,4 @@
-//! What the lane runs on, by configuration alone: store, queue and cache, each embedded unless its URL is set.
+//! Store, queue, cache and clock of the lane, by configuration alone: each embedded unless its URL is set.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,26 +12,29 @@ use pipeline::{Queue, QueueOptions};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use crate::clock::{Clock, ServerClock};
 use crate::config::{Config, QueueEngine};
-use crate::engine::open_sqs;
+use crate::queues::open_sqs;
 use crate::relay::accept::intake::AcceptMode;
-use crate::relay::lane::QUEUE;
 use crate::relay::store::coalescer::{Coalescer, Grouping};
 use crate::relay::store::mysql::{MySqlOptions, MySqlStore};
 use crate::relay::store::sqlite::SqliteStore;
 use crate::relay::store::{NewTransaction, TransactionStore};
 use crate::relay::update::cache::Cache;
-use crate::timestamp;
 
-/// Store and queue.
+/// Name of the queue.
+pub const QUEUE: &str = "relay-transactions";
+
+/// Store, queue and clock.
 pub struct RelayEngine {
     store: Store,
     queue: Messages,
+    clock: Clock,
 }
 
 enum Store {
     Embedded(SqliteStore, PathBuf),
-    MySql(MySqlStore),
+    MySql(MySqlStore, Arc<ServerClock>),
 }
 
 enum Messages {
@@ -39,9 +42,9 @@ enum Messages {
     Elsewhere(Arc<dyn Queue>),
 }
 
-/// How often the database server is asked for its time.
+/// Pause between two questions to the database server for its time.
 const CLOCK_EVERY: Duration = Duration::from_secs(30);
-/// How long its answer may be on the way to count.
+/// An answer that took longer says too little about the server's time.
 const CLOCK_ANSWER_MAX: Duration = Duration::from_millis(200);
 
 impl RelayEngine {
@@ -59,13 +62,16 @@ impl RelayEngine {
             (Some(_), false) => None,
             _ => Some(open_database(&config.data_dir)?),
         };
-        let store = match (&config.engine.database_url, &database) {
+        let (store, clock) = match (&config.engine.database_url, &database) {
             (None, Some(database)) => {
-                timestamp::go_by(database.clock());
                 let store = SqliteStore::open(database).await.context("cannot prepare the transaction store")?;
-                Store::Embedded(store, database_path(&config.data_dir))
+                (Store::Embedded(store, database_path(&config.data_dir)), Clock::of_file(database.clock()))
             }
-            (Some(url), _) => Store::MySql(open_mysql(url.expose(), config.engine.database_connections).await?),
+            (Some(url), _) => {
+                let (store, server) = open_mysql(url.expose(), config.engine.database_connections).await?;
+                let clock = Clock::of_server(&server);
+                (Store::MySql(store, server), clock)
+            }
             (None, None) => anyhow::bail!("there is no store"),
         };
         let queue = match (&config.engine.relay_queue, &database) {
@@ -81,18 +87,18 @@ impl RelayEngine {
                 Messages::Elsewhere(open_rabbitmq(url.expose(), queue, config, options).await?)
             }
         };
-        Ok(Self { store, queue })
+        Ok(Self { store, queue, clock })
     }
 
-    /// Where transactions are kept.
+    /// The store of transactions.
     pub fn store(&self) -> Arc<dyn TransactionStore> {
         match &self.store {
             Store::Embedded(store, _) => Arc::new(store.clone()),
-            Store::MySql(store) => Arc::new(store.clone()),
+            Store::MySql(store, _) => Arc::new(store.clone()),
         }
     }
 
-    /// Where messages go.
+    /// The queue of messages.
     pub fn queue(&self) -> Arc<dyn Queue> {
         match &self.queue {
             Messages::Embedded(queue) => Arc::new(queue.clone()),
@@ -100,7 +106,12 @@ impl RelayEngine {
         }
     }
 
-    /// What is kept of finished transactions.
+    /// The clock that all processes on this store share.
+    pub fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    /// The cache of finished transactions.
     pub fn cache(&self, config: &Config) -> anyhow::Result<Cache> {
         match &config.engine.redis_url {
             Some(url) => Cache::with_redis(url.expose()).context("REDIS_URL cannot be used"),
@@ -108,56 +119,60 @@ impl RelayEngine {
         }
     }
 
-    /// How a transaction and its message are stored: in one commit where both are in one file.
-    pub fn way(&self) -> AcceptMode {
+    /// How a transaction and its message are stored: in one commit if both are in one file.
+    pub fn accept_mode(&self) -> AcceptMode {
         match (&self.store, &self.queue) {
             (Store::Embedded(store, _), Messages::Embedded(queue)) => {
                 AcceptMode::OneCommit(store.clone(), queue.clone())
             }
             _ => {
                 let store = self.store();
-                AcceptMode::RowThenMessage(Coalescer::new(Grouping::default(), move |rows: Vec<NewTransaction>| {
+                let rows = Coalescer::new(Grouping::default(), move |rows: Vec<NewTransaction>| {
                     let store = Arc::clone(&store);
                     async move { store.accept(&rows).await }
+                });
+                AcceptMode::RowThenMessage(Box::new(move |row| {
+                    let rows = rows.clone();
+                    Box::pin(async move { rows.put(row).await })
                 }))
             }
         }
     }
 
-    /// For people.
+    /// Names the store in messages to operators.
     pub fn describe_store(&self) -> String {
         match &self.store {
             Store::Embedded(_, path) => path.display().to_string(),
-            Store::MySql(_) => "the database at DATABASE_URL".to_owned(),
+            Store::MySql(..) => "the database at DATABASE_URL".to_owned(),
         }
     }
 
-    /// Keeps this process's clock with the store's until shutdown.
+    /// Keeps the clock with the database server's until shutdown.
     pub async fn watch(&self, shutdown: CancellationToken) {
-        let Store::MySql(store) = &self.store else { return shutdown.cancelled().await };
+        let Store::MySql(store, server) = &self.store else { return shutdown.cancelled().await };
         loop {
             tokio::select! {
+                biased;
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(CLOCK_EVERY) => {}
+                () = self.clock.sleep(CLOCK_EVERY) => {}
             }
             let asked = Instant::now();
             match store.now().await {
-                // An answer that was long on its way says little: the steady clock of this machine is better.
+                // After a slow answer this machine's steady clock is the better estimate.
                 Ok(_) if asked.elapsed() > CLOCK_ANSWER_MAX => {}
-                Ok(now) => timestamp::go_by_server(now + asked.elapsed() / 2),
-                Err(failure) => warn!(action = "clock_unknown", "the database was not asked for its time: {failure}"),
+                Ok(now) => server.correct(now + asked.elapsed() / 2),
+                Err(failure) => warn!(action = "clock_unknown", "the database gives no time: {failure}"),
             }
         }
     }
 }
 
-async fn open_mysql(url: &str, connections: usize) -> anyhow::Result<MySqlStore> {
+async fn open_mysql(url: &str, connections: usize) -> anyhow::Result<(MySqlStore, Arc<ServerClock>)> {
     let options = MySqlOptions { connections_max: connections, ..MySqlOptions::new(url) };
     MySqlStore::migrate(&options).await.context("DATABASE_URL: cannot bring the schema up to date")?;
     let store = MySqlStore::open(&options).await.context("DATABASE_URL: cannot prepare the transaction store")?;
-    let now = store.now().await.context("DATABASE_URL: the database does not say what time it is")?;
-    timestamp::go_by_server(now);
-    Ok(store)
+    let now = store.now().await.context("DATABASE_URL: the database gives no time")?;
+    Ok((store, ServerClock::new(now)))
 }
 
 async fn open_rabbitmq(

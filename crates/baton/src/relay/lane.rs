@@ -11,11 +11,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::config::{Config, RelayConfig};
+use crate::randomness::Randomness;
 use crate::relay::accept::api::{self, AcceptApi};
 use crate::relay::accept::gasless::Gasless;
 use crate::relay::accept::intake::TransactionIntake;
 use crate::relay::chain::Chain;
-use crate::relay::engine::RelayEngine;
+use crate::relay::engine::{QUEUE, RelayEngine};
 use crate::relay::observe::api::{self as read_api, ReadApi};
 use crate::relay::observe::block::Blocks;
 use crate::relay::observe::status::StatusLookup;
@@ -28,27 +29,23 @@ use crate::relay::submit::consumer::{Consumer, ConsumerSettings};
 use crate::relay::submit::nonce_order::NonceOrder;
 use crate::relay::update::guarded_store::GuardedStore;
 use crate::telemetry;
-use crate::timestamp::Timestamp;
 
-/// The name of the queue.
-pub const QUEUE: &str = "relay-transactions";
-
-/// The lane.
+/// The relay lane of this process.
 pub struct RelayLane {
-    /// Store, queue and cache.
+    /// Store, queue, cache and clock.
     pub guarded: Arc<GuardedStore>,
     /// The relayers.
     pub pool: Arc<Pool>,
-    /// The chain, if it may be asked.
+    /// The chain, if `RPC_URL` is set.
     chain: Option<Arc<Chain>>,
     engine: RelayEngine,
     config: RelayConfig,
     request_timeout: Duration,
 }
 
-/// How long a question to a relayer may take.
+/// Time limit of a question to a relayer.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the gauges are refreshed.
+/// Pause between two refreshes of the gauges.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 
 impl RelayLane {
@@ -56,12 +53,15 @@ impl RelayLane {
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
         let relay = config.relay.clone();
         let engine = RelayEngine::open(config).await?;
+        let clock = engine.clock();
         let guarded = Arc::new(GuardedStore {
             store: engine.store(),
             queue: engine.queue(),
             cache: engine.cache(config)?,
             mode: relay.mode,
             timings: relay.timings,
+            clock: clock.clone(),
+            random: Randomness::system(),
         });
         let clients = relay
             .relayers
@@ -70,18 +70,18 @@ impl RelayLane {
                 RelayerClient::new(url, key).map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}"))
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout);
+        let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout, clock);
         let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
         Ok(Self { guarded, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
     }
 
-    /// The routes that need a key.
+    /// The routes that need an API key.
     pub fn api_routes(&self) -> Router {
-        // The other half is the body's: together they end before the request's own limit, so that a slow store is told
-        // apart from a slow client.
+        // The other half is for reading the body: together they end before the request's own limit, so that a slow store
+        // can be told from a slow client.
         let timeout = (self.request_timeout / 2).min(Duration::from_secs(10))
             - Duration::from_millis(10).min(self.request_timeout / 4);
-        let intake = TransactionIntake::new(self.engine.way(), Arc::clone(&self.guarded), timeout);
+        let intake = TransactionIntake::new(self.engine.accept_mode(), Arc::clone(&self.guarded), timeout);
         let (guarded, pool) = (Arc::clone(&self.guarded), Arc::clone(&self.pool));
         let blocks = self.chain.clone().map(|chain| Blocks::new(chain, Arc::clone(&guarded), self.request_timeout));
         let lookup = StatusLookup::new(guarded, pool, blocks, self.config.health_timeout);
@@ -148,7 +148,7 @@ impl RelayLane {
             ..PipelineOptions::default()
         };
         info!(action = "consumer_started", consumer = %me, "consuming {QUEUE}");
-        // The heartbeat goes on while the last handlers finish: their claims are still alive.
+        // The heartbeat goes on while the last handlers finish: they still hold claims.
         let drained = CancellationToken::new();
         let stop_sweeping = drained.clone().drop_guard();
         let pipeline = Pipeline::new(Arc::clone(&self.guarded.queue), options);
@@ -158,7 +158,7 @@ impl RelayLane {
             summary
         };
         let (summary, ()) = tokio::join!(consuming, reconciler.run(drained));
-        info!(action = "consumer_stopped", consumer = %me, "stopped: {summary:?}");
+        info!(action = "consumer_stopped", consumer = %me, "the consumer has stopped");
         summary
     }
 
@@ -176,15 +176,17 @@ impl RelayLane {
                 for (status, count) in counts.open {
                     gauge!("baton_transactions_open", "status" => status.name()).set(count as f64);
                 }
-                let age = counts.oldest_pending.map(|since| Timestamp::now().since(since)).unwrap_or_default();
+                let now = self.guarded.clock.now();
+                let age = counts.oldest_pending.map(|since| now.since(since)).unwrap_or_default();
                 gauge!("baton_transactions_oldest_pending_seconds").set(age.as_secs_f64());
                 gauge!("baton_claims").set(counts.claims as f64);
                 gauge!("baton_claims_outcome_unknown").set(counts.claims_outcome_unknown as f64);
                 gauge!("baton_transactions_forgotten").set(counts.forgotten as f64);
             }
             tokio::select! {
+                biased;
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(MEASURE_EVERY) => {}
+                () = self.guarded.clock.sleep(MEASURE_EVERY) => {}
             }
         }
     }

@@ -12,6 +12,7 @@
 pub mod accept;
 pub mod chain;
 pub mod engine;
+pub mod health;
 pub mod lane;
 pub mod observe;
 pub mod reconcile;

@@ -1,4 +1,6 @@
-//! The HTTP calls of the users lane: enrol one, look one up; many at once are [`super::bulk`].
+//! The HTTP calls of the users lane: enrol one user, look one up; [`super::bulk`] enrols many.
+//!
+//! Next: [`super::intake`] queues the user.
 
 use std::sync::Arc;
 
@@ -10,15 +12,15 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::bulk;
-use super::intake::{Intake, IntakeError};
+use super::intake::UserIntake;
 use super::user::{User, UserId};
 use crate::http::auth::Caller;
 use crate::http::body::JsonBody;
 use crate::http::idempotency::read_idempotency_key;
 use crate::http::problem::{FieldProblem, Problem};
 
-/// The routes, to be put behind a key.
-pub fn routes(intake: Intake) -> Router {
+/// The routes; the caller puts them behind an API key.
+pub fn routes(intake: UserIntake) -> Router {
     Router::new()
         .route("/api/v1/users", routing::post(enrol))
         .route("/api/v1/users/bulk", routing::post(bulk::enrol_many))
@@ -27,7 +29,7 @@ pub fn routes(intake: Intake) -> Router {
 }
 
 async fn enrol(
-    State(intake): State<Arc<Intake>>,
+    State(intake): State<Arc<UserIntake>>,
     Extension(Caller(caller)): Extension<Caller>,
     headers: HeaderMap,
     JsonBody(body): JsonBody,
@@ -35,33 +37,23 @@ async fn enrol(
     let key = read_idempotency_key(&headers)?;
     let id = key.map_or_else(UserId::generate, |key| UserId::of_key(&caller, key));
     let user = User::from_request(&body, id).map_err(Problem::invalid)?;
-    let id = intake.accept_one(user, key.is_some()).await.map_err(problem)?;
+    let id = intake.accept_one(user, key.is_some()).await?;
     Ok(Json(json!({ "id": id })))
 }
 
 async fn show(
-    State(intake): State<Arc<Intake>>,
+    State(intake): State<Arc<UserIntake>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, Problem> {
     let parsed = id.ok().and_then(|Path(text)| Uuid::parse_str(&text).ok());
     let id = parsed.map(UserId).ok_or_else(|| {
-        let message = "must be a UUID, as it was given in the 200".to_owned();
+        let message = "must be a UUID: the id in the answer to the enrolment".to_owned();
         Problem::invalid(vec![FieldProblem { field: "id".to_owned(), message }])
     })?;
     let found = intake.store.get(id).await;
-    let found = found.map_err(|failure| Problem::unavailable("the store is unavailable; ask again", &failure))?;
+    let found =
+        found.map_err(|failure| Problem::unavailable("the users' database is unavailable; try again", &failure))?;
     let enrolled = found.ok_or_else(|| Problem::not_found(format!("user {id} is not enrolled, or not yet")))?;
     let User { id, name, email } = enrolled.user;
     Ok(Json(json!({ "id": id, "name": name, "email": email, "createdAt": enrolled.created_at })))
-}
-
-/// What a client is told when its user was not accepted.
-pub(super) fn problem(failure: IntakeError) -> Problem {
-    match &failure {
-        IntakeError::KeyReused => Problem::key_reused(),
-        IntakeError::Unavailable(cause) => {
-            Problem::unavailable("the user was not accepted and will not be enrolled; send it again later", cause)
-        }
-        IntakeError::OutcomeUnknown(id) => Problem::user_outcome_unknown(&id.to_string()),
-    }
 }

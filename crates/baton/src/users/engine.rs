@@ -1,5 +1,5 @@
-//! What the lane runs on, by configuration alone: store and queue, each embedded unless its URL is set. The embedded ones
-//! share one file of their own, so that neither lane waits for the other's commits.
+//! Opens the lane's store and queue as the configuration says: each embedded unless its URL is set. The embedded ones share
+//! one file, apart from the relay lane's, so that neither lane waits for the other's commits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,29 +13,29 @@ use pipeline::{Queue, QueueOptions};
 use super::consumer::RETRIES;
 use super::store::UserStore;
 use super::store::postgres::{PostgresOptions, PostgresStore};
-use super::store::sqlite::SqliteStore;
+use super::store::sqlite::SqliteUserStore;
 use crate::config::{Config, QueueEngine, UsersConfig};
 
 /// The queue's name on the embedded engine, and in the metrics of every engine.
 pub const QUEUE: &str = "raffle_queue";
 
-/// What was accepted is kept until it is a row, however long that takes; the queues' own limit is the end of it.
+/// Ten years, in effect no limit: an accepted message stays until it is a row. SQS shortens it to its own maximum.
 const RETENTION: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// A batch takes seconds at most; what a dead process held comes back after so long.
+/// Messages held by a process that died are delivered again after this time. A batch takes a few seconds at most.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Store and queue.
-pub struct Engine {
-    /// Where users go.
+/// The lane's store and queue, open.
+pub struct UsersEngine {
+    /// The users' store.
     pub store: Arc<dyn UserStore>,
-    /// Where messages go.
+    /// The lane's queue.
     pub queue: Arc<dyn Queue>,
-    /// The store, for people.
+    /// The store's location, for operators: a path, or the variable that names it.
     pub described: String,
 }
 
-impl Engine {
-    /// Opens what the configuration names, and brings the schema up to date.
+impl UsersEngine {
+    /// Opens store and queue, and brings the schema up to date.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
         let users = &config.users;
         let options = QueueOptions { lease: LEASE, retention: RETENTION, ..QueueOptions::default() };
@@ -56,7 +56,7 @@ impl Engine {
                 (Arc::new(store), "the database at USERS_DATABASE_URL".to_owned())
             }
             (None, Some(database)) => {
-                let store = SqliteStore::open(database).await.context("cannot prepare the users' store")?;
+                let store = SqliteUserStore::open(database).await.context("cannot prepare the users' store")?;
                 (Arc::new(store), path.display().to_string())
             }
             (None, None) => anyhow::bail!("there is no store"),
@@ -69,7 +69,7 @@ impl Engine {
             (QueueEngine::Embedded, None) => anyhow::bail!("there is no queue"),
             (QueueEngine::Sqs(sqs), _) => {
                 let variables = "USERS_SQS_QUEUE_URL, USERS_SQS_DLQ_URL";
-                crate::engine::open_sqs(sqs, config.engine.queue_auto_create, variables, options).await?
+                crate::queues::open_sqs(sqs, config.engine.queue_auto_create, variables, options).await?
             }
             (QueueEngine::RabbitMq { url, queue }, _) => {
                 Arc::new(open_rabbitmq(url.expose(), queue, users, options).await?)
@@ -111,7 +111,7 @@ pub fn topology(name: &str, retry_ttl: Duration) -> Topology {
         dead_queue: format!("{name}_dlq"),
         delays: Delays::Fixed {
             exchange: format!("{name}_retry_exchange"),
-            // The name is the same whatever the time is: the existing service knows the queue by it.
+            // The existing service knows the queue by this name, whatever its time to live is.
             queue: format!("{name}_retry_10s"),
             ttl: retry_ttl,
         },

@@ -1,5 +1,5 @@
-//! The users lane put together from the configuration: opened once per process, then its parts are run as the service
-//! needs them (the API, the consumer, or both).
+//! The users lane put together from the configuration: opened once per process; each service then runs the parts it needs
+//! (the API, the consumer, or both).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,48 +11,48 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::api;
-use super::consumer::Consumer;
-use super::dead_letters::DeadLetters;
-use super::engine::{Engine, QUEUE};
-use super::intake::Intake;
+use super::consumer::UsersConsumer;
+use super::dead_letter_consumer::DeadLetterConsumer;
+use super::engine::{QUEUE, UsersEngine};
+use super::intake::UserIntake;
 use super::store::UserStore;
 use crate::config::{Config, UsersConfig};
 use crate::telemetry;
 
-/// The lane.
-pub struct Lane {
-    /// Where users go.
+/// The lane's open store and queue, and its settings.
+pub struct UsersLane {
+    /// The users' store.
     pub store: Arc<dyn UserStore>,
-    /// Where messages go.
+    /// The lane's queue.
     pub queue: Arc<dyn Queue>,
     config: UsersConfig,
     request_timeout: Duration,
 }
 
-/// How often the gauges are refreshed.
+/// Interval between refreshes of the gauges.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
-/// How many messages one receive asks for.
+/// Maximum number of messages in one receive.
 const RECEIVE_MAX: usize = 1000;
 
-impl Lane {
+impl UsersLane {
     /// Opens the lane's store and queue; nothing runs yet.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
-        let Engine { store, queue, .. } = Engine::open(config).await?;
+        let UsersEngine { store, queue, .. } = UsersEngine::open(config).await?;
         Ok(Self { store, queue, config: config.users.clone(), request_timeout: config.http.request_timeout })
     }
 
-    /// The routes that need a key.
+    /// The routes that need an API key.
     pub fn api_routes(&self) -> Router {
-        // The other half is the body's: together they end before the request's own limit.
+        // The body has the other half of the request's time, so both end before the request's own limit.
         let timeout = (self.request_timeout / 2).min(Duration::from_secs(10));
-        api::routes(Intake { queue: Arc::clone(&self.queue), store: Arc::clone(&self.store), timeout })
+        api::routes(UserIntake { queue: Arc::clone(&self.queue), store: Arc::clone(&self.store), timeout })
     }
 
-    /// Consumes until shutdown, dead letters included if so configured, then drains.
+    /// Consumes until shutdown, then drains. Retries dead letters too, if `USERS_DLQ_CONSUMER` is on.
     pub async fn consume(&self, shutdown: CancellationToken) -> Summary {
         let UsersConfig { retry_ttl, retries_max, batch_size, .. } = self.config;
         let consumer =
-            Consumer { store: Arc::clone(&self.store), queue: Arc::clone(&self.queue), retry_ttl, retries_max };
+            UsersConsumer { store: Arc::clone(&self.store), queue: Arc::clone(&self.queue), retry_ttl, retries_max };
         let batching = BatchOptions {
             size: batch_size,
             timeout: self.config.batch_timeout,
@@ -64,7 +64,7 @@ impl Lane {
             drain_timeout: self.config.drain_timeout,
             ..PipelineOptions::default()
         };
-        let dead_letters = DeadLetters {
+        let dead_letters = DeadLetterConsumer {
             store: Arc::clone(&self.store),
             queue: Arc::clone(&self.queue),
             batch_size,
@@ -77,15 +77,16 @@ impl Lane {
             "consuming {}",
             self.queue.name()
         );
-        let trying_again = async {
+        let retrying = async {
             if self.config.dlq_consumer {
                 dead_letters.run(shutdown.clone()).await;
             }
         };
         let pipeline = Pipeline::new(Arc::clone(&self.queue), options);
         let consuming = pipeline.run_batches(Arc::new(consumer), batching, shutdown.clone());
-        let (summary, ()) = tokio::join!(consuming, trying_again);
-        info!(action = "users_consumer_stopped", "stopped: {summary:?}");
+        let (summary, ()) = tokio::join!(consuming, retrying);
+        let Summary { received, done, retried, dead, handed_back, .. } = summary;
+        info!(action = "users_consumer_stopped", received, done, retried, dead, handed_back, "stopped consuming");
         summary
     }
 
@@ -95,8 +96,8 @@ impl Lane {
             if let Ok(depth) = self.queue.depth().await {
                 telemetry::measure_queue(QUEUE, &depth);
             }
-            if let Ok(count) = self.store.count_set_aside().await {
-                gauge!("baton_users_set_aside").set(count as f64);
+            if let Ok(count) = self.store.count_quarantined().await {
+                gauge!("baton_users_quarantined").set(count as f64);
             }
             tokio::select! {
                 () = shutdown.cancelled() => return,

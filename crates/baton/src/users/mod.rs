@@ -1,15 +1,18 @@
-//! Lane 2: raffle enrolment, into the users' database in batches. The files in the order a user meets them: [`api`] and
-//! [`bulk`] (the HTTP calls), [`user`] (what a user is), [`intake`] (where the 200 is earned), [`consumer`] (batches into
-//! the [`store`]), [`dead_letters`] (what the consumer gave up) and [`letters`] (the same for operators). [`engine`] opens what
-//! they run on, and [`lane`] puts them together.
+//! UsersLane 2: raffle enrolment, into the users' database in batches. The files in the order a user meets them: [`api`] and
+//! [`bulk`] (the HTTP calls), [`user`] (the record), [`intake`] (accepts a user: the 200), [`consumer`] (batches into the
+//! [`store`]), [`dead_letter_consumer`] (retries what the consumer gave up) with the [`quarantine`], and
+//! [`dead_letters`] (the operators' view). [`engine`] opens store and queue, [`lane`] puts all together, [`health`]
+//! reports on them.
 
 pub mod api;
 pub mod bulk;
 pub mod consumer;
+pub mod dead_letter_consumer;
 pub mod dead_letters;
 pub mod engine;
+pub mod health;
 pub mod intake;
 pub mod lane;
-pub mod letters;
+pub mod quarantine;
 pub mod store;
 pub mod user;

@@ -1,7 +1,7 @@
-//! A user: who is to be enrolled, as a client sends it, as a message carries it, and as it is stored (pure).
+//! A user, as a client sends it, as a message carries it, and as it is stored (pure).
 //!
-//! The message is the one that the existing service writes and reads, so that either side takes the other's. A client is
-//! held to stricter rules than a message: what the other service has accepted is refused only if it cannot be stored.
+//! The message format is the existing service's, so that each reads the other's messages. Requests are checked more
+//! strictly than messages: a message that the existing service accepted is refused only if it cannot be stored.
 
 use std::fmt;
 
@@ -12,25 +12,25 @@ use uuid::{Builder, Uuid};
 
 use crate::http::problem::FieldProblem;
 
-/// The longest name and e-mail address, in characters.
+/// Longest name and e-mail address, in characters.
 pub const TEXT_CHARS_MAX: usize = 255;
 
-/// The id of a user, given when it is accepted.
+/// The id of a user, assigned when it is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct UserId(pub Uuid);
 
 impl UserId {
-    /// A new one; later ones are greater, so that rows are stored side by side.
+    /// A new id. Ids grow with time, so that new rows are adjacent in the index.
     pub fn generate() -> Self {
         Self(Uuid::now_v7())
     }
 
-    /// The id of the user that a request under this `Idempotency-Key` enrols: always the same one for the same key of the
-    /// same caller, so that a repeated request enrols once.
+    /// The id of the user enrolled under this `Idempotency-Key`. The same key of the same caller always gives the same
+    /// id, so that a repeated request enrols once.
     pub fn of_key(caller: &str, key: &str) -> Self {
         let mut hash = Sha256::new();
-        // The length keeps `ab`+`c` apart from `a`+`bc`.
+        // Without the length, `ab` + `c` and `a` + `bc` would give the same id.
         hash.update((caller.len() as u64).to_be_bytes());
         hash.update(caller);
         hash.update(key);
@@ -47,46 +47,50 @@ impl fmt::Display for UserId {
     }
 }
 
-/// Who is enrolled.
+/// A user to be enrolled, or enrolled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct User {
-    /// Its id.
+    /// Assigned by us, or derived from the client's idempotency key.
     pub id: UserId,
-    /// Its name.
+    /// Not empty, at most [`TEXT_CHARS_MAX`] characters.
     pub name: String,
-    /// Its e-mail address.
+    /// The e-mail address, with the limits of the name. Only requests are checked for the form of an address.
     pub email: String,
 }
 
-/// Why a message is no user; for the dead letter.
+/// Why a message is not a valid user, without repeating its contents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid user: {0}")]
-pub struct Invalid(pub String);
+pub struct InvalidUser(pub String);
 
 #[derive(Deserialize)]
-struct Wire {
+struct UserMessage {
     id: Uuid,
     name: String,
     email: String,
 }
 
 impl User {
-    /// Reads a message. What it may hold beside the three fields does not matter.
-    pub fn from_message(body: &[u8]) -> Result<Self, Invalid> {
-        let Ok(Wire { id, name, email }) = serde_json::from_slice(body) else { return Err(diagnose(body)) };
+    /// Reads a message. Additional fields are ignored.
+    pub fn from_message(body: &[u8]) -> Result<Self, InvalidUser> {
+        let Ok(UserMessage { id, name, email }) = serde_json::from_slice(body) else { return Err(diagnose(body)) };
         let problems: Vec<_> = [("name", &name), ("email", &email)]
             .into_iter()
             .filter_map(|(field, text)| storable(text).err().map(|rule| format!("{field} {rule}")))
             .collect();
-        if problems.is_empty() { Ok(Self { id: UserId(id), name, email }) } else { Err(Invalid(problems.join("; "))) }
+        if problems.is_empty() {
+            Ok(Self { id: UserId(id), name, email })
+        } else {
+            Err(InvalidUser(problems.join("; ")))
+        }
     }
 
-    /// The message.
+    /// The message body.
     pub fn to_message(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("text and an id are always JSON")
     }
 
-    /// Reads what a client sent; says everything that is wrong with it at once.
+    /// Reads a request body. An error lists every invalid field.
     pub fn from_request(body: &Value, id: UserId) -> Result<Self, Vec<FieldProblem>> {
         let problem = |field: &str, message: String| FieldProblem { field: field.to_owned(), message };
         let Some(fields) = body.as_object() else {
@@ -112,13 +116,13 @@ impl User {
         };
         let (name, email) = (text("name"), text("email"));
         for field in fields.keys().filter(|field| !matches!(field.as_str(), "name" | "email")) {
-            problems.push(problem(field, "is not known; known are name and email".to_owned()));
+            problems.push(problem(field, "is unknown; the fields are name and email".to_owned()));
         }
         if problems.is_empty() { Ok(Self { id, name, email }) } else { Err(problems) }
     }
 }
 
-/// Whether every store can keep this text.
+/// Whether every database can store this text; an error is the rule that it breaks.
 fn storable(text: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Err("must not be empty".to_owned());
@@ -132,7 +136,7 @@ fn storable(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Only what is certainly no address is refused; whether it can be reached, mail alone can tell.
+/// Refuses only text that cannot be an address; whether mail reaches it, only mail can show.
 fn is_address(text: &str) -> Result<(), String> {
     let shaped = text.rsplit_once('@').is_some_and(|(local, domain)| !local.is_empty() && !domain.is_empty());
     if shaped && !text.chars().any(|char| char.is_whitespace() || char.is_control()) {
@@ -141,13 +145,13 @@ fn is_address(text: &str) -> Result<(), String> {
     Err("must be an e-mail address".to_owned())
 }
 
-/// What is wrong with a message that cannot be read, without repeating what is in it.
-fn diagnose(body: &[u8]) -> Invalid {
+/// What is wrong with an unreadable message, without repeating its contents.
+fn diagnose(body: &[u8]) -> InvalidUser {
     let value: Value = match serde_json::from_slice(body) {
         Ok(value) => value,
-        Err(error) => return Invalid(format!("not JSON (line {}, column {})", error.line(), error.column())),
+        Err(error) => return InvalidUser(format!("not JSON (line {}, column {})", error.line(), error.column())),
     };
-    let Some(fields) = value.as_object() else { return Invalid("not a JSON object".to_owned()) };
+    let Some(fields) = value.as_object() else { return InvalidUser("not a JSON object".to_owned()) };
     let wrong = ["id", "name", "email"].into_iter().filter_map(|field| match fields.get(field) {
         None => Some(format!("{field} is missing")),
         Some(Value::String(text)) if field == "id" => Uuid::parse_str(text).err().map(|_| "id is no UUID".to_owned()),
@@ -155,8 +159,8 @@ fn diagnose(body: &[u8]) -> Invalid {
         Some(_) => Some(format!("{field} is not text")),
     });
     let wrong: Vec<_> = wrong.collect();
-    // A field that is there twice is the one thing that only the first reading minds.
-    Invalid(if wrong.is_empty() { "a field is there twice".to_owned() } else { wrong.join("; ") })
+    // A duplicate field is the one fault that the typed parser reports and a `Value` accepts.
+    InvalidUser(if wrong.is_empty() { "a field is there twice".to_owned() } else { wrong.join("; ") })
 }
 
 #[cfg(test)]
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_is_the_existing_services() {
+    fn messages_have_the_format_of_the_existing_service() {
         let theirs = format!(r#"{{"id":"{ID}","name":"John Silva","email":"john@email.com"}}"#);
         let user = User::from_message(theirs.as_bytes()).unwrap();
         assert_eq!((user.name.as_str(), user.email.as_str()), ("John Silva", "john@email.com"));
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_message_says_what_is_wrong_and_not_what_was_in_it() {
+    fn a_malformed_message_is_diagnosed_without_its_contents() {
         assert_eq!(invalid("{\"id\""), "not JSON (line 1, column 5)");
         assert_eq!(invalid("[1]"), "not a JSON object");
         assert_eq!(invalid(b"\xff\xfe"), "not JSON (line 1, column 1)");
@@ -192,17 +196,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_stored_is_invalid() {
+    fn text_that_cannot_be_stored_is_invalid() {
         let with = |name: String| invalid(json!({ "id": ID, "name": name, "email": "e@x" }).to_string());
         assert_eq!(with("a\0b".into()), "name must not contain a NUL character");
         assert_eq!(with(" ".into()), "name must not be empty");
         assert_eq!(with("ü".repeat(256)), "name has more than 255 characters");
         let longest = json!({ "id": ID, "name": "ü".repeat(255), "email": "no address" }).to_string();
-        assert!(User::from_message(longest.as_bytes()).is_ok(), "the other service took it");
+        assert!(User::from_message(longest.as_bytes()).is_ok(), "the existing service accepted it");
     }
 
     #[test]
-    fn every_problem_of_a_request_is_named() {
+    fn every_problem_of_a_request_is_reported() {
         let problems = User::from_request(&json!({ "name": 1, "mail": "x" }), UserId::generate()).unwrap_err();
         let fields: Vec<_> = problems.iter().map(|found| found.field.as_str()).collect();
         assert_eq!(fields, ["name", "email", "mail"]);
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_one_user_and_belongs_to_its_caller() {
+    fn an_idempotency_key_identifies_one_user_of_its_caller() {
         let id = UserId::of_key("team-a", "order-1");
         assert_eq!(id, UserId::of_key("team-a", "order-1"));
         assert_ne!(id, UserId::of_key("team-b", "order-1"));

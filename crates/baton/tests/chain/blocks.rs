@@ -3,7 +3,7 @@
 
 use alloy_primitives::U256;
 use harness::chain::{CHAIN_ID, Chain, new_key};
-use harness::engine::{Engine, server};
+use harness::engine::{TestEngine, server};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ async fn a_chain_with_another_id_than_configured_is_not_trusted() {
 #[tokio::test]
 async fn an_older_cache_entry_never_hides_a_block_that_was_shown() {
     let chain = Chain::shared();
-    let engine = Engine::MySqlRabbitMq.set_up();
+    let engine = TestEngine::MySqlRabbitMq.set_up();
     let link = Proxy::start(harness::engine::address("BATON_TEST_RPC_URL")).await;
     let mut setup = ChainSetup::on(&chain).env("RPC_URL", link.url()).split();
     for (name, value) in &engine.vars {

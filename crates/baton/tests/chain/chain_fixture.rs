@@ -80,7 +80,7 @@ impl ChainSetup {
             keys.push(self.chain.funded_key().await);
         }
         let relayers = baton()
-            .args(["bench-relayers", "--port", &first.to_string(), "--rpc", &self.rpc])
+            .args(["dev-relayers", "--port", &first.to_string(), "--rpc", &self.rpc])
             .args(["--webhook-url", &format!("{base}/api/v1/webhooks/oz-relayer"), "--webhook-key", WEBHOOK_KEY])
             .args(["--api-key", RELAYER_KEY, "--data-dir", &directory.path().join("relayers").display().to_string()])
             .env("BATON_DEV_KEYS", keys.iter().map(key_text).collect::<Vec<_>>().join(","))
@@ -233,7 +233,7 @@ impl ChainFixture {
     /// The ends of all processes' logs, for failure messages.
     pub fn process_logs(&self) -> String {
         let processes = [Some(&self.relayers), Some(&self.api), self.consumer.as_ref()];
-        processes.into_iter().flatten().map(Process::story).collect::<Vec<_>>().join("\n")
+        processes.into_iter().flatten().map(Process::log_excerpt).collect::<Vec<_>>().join("\n")
     }
 
     /// The number of mined transactions of all relayers together.

@@ -55,7 +55,7 @@ async fn ask_ethers(lines: &[String]) -> Vec<Value> {
         .start()
         .unwrap();
     let status = node.wait_exit(SOON).await.unwrap();
-    assert!(status.success(), "{}", node.story());
+    assert!(status.success(), "{}", node.log_excerpt());
     let made = std::fs::read_to_string(&output).unwrap();
     made.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

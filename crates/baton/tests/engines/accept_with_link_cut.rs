@@ -1,6 +1,6 @@
 //! The API loses its link to the store or the queue while it accepts a request. Each answer (202, 503, 504) must stay true.
 
-use harness::engine::{Engine, address};
+use harness::engine::{TestEngine, address};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
@@ -13,11 +13,11 @@ struct ProxiedApi {
     queue: Proxy,
 }
 
-async fn start(engine: Engine) -> ProxiedApi {
+async fn start(engine: TestEngine) -> ProxiedApi {
     let (store_variable, queue_variable, queue_server) = match engine {
-        Engine::MySqlSqs => ("DATABASE_URL", "SQS_ENDPOINT_URL", "BATON_TEST_SQS_URL"),
-        Engine::MySqlRabbitMq => ("DATABASE_URL", "RABBITMQ_URL", "BATON_TEST_AMQP_URL"),
-        Engine::Embedded => panic!("the embedded engine has no links"),
+        TestEngine::MySqlSqs => ("DATABASE_URL", "SQS_ENDPOINT_URL", "BATON_TEST_SQS_URL"),
+        TestEngine::MySqlRabbitMq => ("DATABASE_URL", "RABBITMQ_URL", "BATON_TEST_AMQP_URL"),
+        TestEngine::Embedded => panic!("the embedded engine has no links"),
     };
     let store = Proxy::start(address("BATON_TEST_MYSQL_URL")).await;
     let queue = Proxy::start(address(queue_server)).await;
@@ -62,7 +62,7 @@ impl ProxiedApi {
     }
 }
 
-async fn a_request_with_503_while_the_queue_is_down_has_no_effect(engine: Engine) {
+async fn a_request_with_503_while_the_queue_is_down_has_no_effect(engine: TestEngine) {
     let api = start(engine).await;
     api.queue.set(Mode::Refuse).await;
     let (status, body) = api.relay.post(&serial_body(1)).await;
@@ -72,7 +72,7 @@ async fn a_request_with_503_while_the_queue_is_down_has_no_effect(engine: Engine
     assert_eq!((api.effects(1), api.effects(2)), (0, 1), "503 promises no effect");
 }
 
-async fn a_request_with_503_while_the_store_is_down_has_no_effect(engine: Engine) {
+async fn a_request_with_503_while_the_store_is_down_has_no_effect(engine: TestEngine) {
     let api = start(engine).await;
     api.store.set(Mode::Refuse).await;
     let (status, body) = api.relay.post(&serial_body(1)).await;
@@ -83,7 +83,7 @@ async fn a_request_with_503_while_the_store_is_down_has_no_effect(engine: Engine
 }
 
 /// The queue has the message and its answer is lost. If a consumer has claimed the row meanwhile, the API answers 202.
-async fn a_lost_answer_of_the_queue_still_gives_a_true_answer_to_the_client(engine: Engine) {
+async fn a_lost_answer_of_the_queue_still_gives_a_true_answer_to_the_client(engine: TestEngine) {
     let api = start(engine).await;
     api.queue.set(Mode::SwallowAnswers).await;
     let (status, body) = api.relay.post(&serial_body(1)).await;
@@ -99,7 +99,7 @@ async fn a_lost_answer_of_the_queue_still_gives_a_true_answer_to_the_client(engi
 
 /// Two equal requests under one key while the queue is silent: the second gets 202 for the first one's row, so the API
 /// cannot withdraw that row any more.
-async fn a_duplicate_request_is_answered_with_the_accepted_transaction(engine: Engine) {
+async fn a_duplicate_request_is_answered_with_the_accepted_transaction(engine: TestEngine) {
     let api = start(engine).await;
     api.queue.set(Mode::BlackHole).await;
     let body = serial_body(1);
@@ -121,7 +121,7 @@ async fn a_duplicate_request_is_answered_with_the_accepted_transaction(engine: E
 }
 
 /// A client that gets 503 and repeats the request under the same key is accepted, once.
-async fn after_503_the_same_key_is_accepted(engine: Engine) {
+async fn after_503_the_same_key_is_accepted(engine: TestEngine) {
     let api = start(engine).await;
     let post = || async {
         let request = api.relay.request(reqwest::Method::POST, "/api/v1/relay/direct");
@@ -138,7 +138,7 @@ async fn after_503_the_same_key_is_accepted(engine: Engine) {
 
 /// The row is stored, the queue is silent, and then the store is unavailable too: the API cannot know the outcome, and gives
 /// the client the transaction's id to ask for it later.
-async fn an_unknown_outcome_gets_504_and_the_transaction_id(engine: Engine) {
+async fn an_unknown_outcome_gets_504_and_the_transaction_id(engine: TestEngine) {
     let api = start(engine).await;
     api.queue.set(Mode::BlackHole).await;
     let body = serial_body(1);
@@ -169,13 +169,13 @@ macro_rules! on_each_engine {
         mod sqs {
             $(#[tokio::test]
             async fn $test() {
-                super::$test(harness::engine::Engine::MySqlSqs).await;
+                super::$test(harness::engine::TestEngine::MySqlSqs).await;
             })*
         }
         mod rabbitmq {
             $(#[tokio::test]
             async fn $test() {
-                super::$test(harness::engine::Engine::MySqlRabbitMq).await;
+                super::$test(harness::engine::TestEngine::MySqlRabbitMq).await;
             })*
         }
     };

@@ -5,7 +5,6 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod accept_with_link_cut;
-mod bench;
 #[path = "../scenarios/load_client.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
 mod load_client;
@@ -18,7 +17,7 @@ mod status;
 mod status_watcher;
 mod topology;
 mod users;
-#[path = "../users/stand.rs"]
+#[path = "../users/fixture.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
-mod users_stand;
+mod users_fixture;
 mod users_store;

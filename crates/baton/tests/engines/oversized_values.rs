@@ -1,7 +1,7 @@
 //! A relayer reports a value longer than its column. The database would reject it on every attempt, so Baton must not try to
 //! store it: the record would block its transaction forever, and with it every other transaction of the same sweep.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::sign_base64;
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::relay_fixture::{RelaySetup, WEBHOOK_KEY};
 
 #[tokio::test]
 async fn a_hash_too_long_for_its_column_still_confirms_the_transaction() {
-    let relay = RelaySetup::relayers(1).engine(Engine::MySqlRabbitMq).no_webhooks().split().start().await;
+    let relay = RelaySetup::relayers(1).engine(TestEngine::MySqlRabbitMq).no_webhooks().split().start().await;
     relay.relayers[0].change_faults(|faults| faults.jammed = true);
     let id = relay.send_serial(1).await;
     let row = relay.until_status(&id, "submitted").await;

@@ -1,7 +1,7 @@
 //! The three tiers of the status (Redis, the database, the relayers): hit, miss with backfill, Redis unavailable. A reader
 //! never sees a status move back.
 
-use harness::engine::{Engine, address, server};
+use harness::engine::{TestEngine, address, server};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
@@ -10,7 +10,7 @@ use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, SOON};
 use crate::status_watcher::StatusWatcher;
 
 async fn start_relay(redis: &Proxy) -> RelayFixture {
-    RelaySetup::relayers(2).engine(Engine::MySqlRabbitMq).api_behind("REDIS_URL", redis).split().start().await
+    RelaySetup::relayers(2).engine(TestEngine::MySqlRabbitMq).api_behind("REDIS_URL", redis).split().start().await
 }
 
 async fn redis_link() -> Proxy {
@@ -84,8 +84,10 @@ async fn without_redis_every_status_is_still_correct() {
 #[tokio::test]
 async fn a_reader_of_all_tiers_never_sees_a_status_move_back() {
     let link = redis_link().await;
-    let setup =
-        RelaySetup::relayers(2).engine(Engine::MySqlSqs).api_behind("REDIS_URL", &link).env("QUEUE_LEASE_MS", "2000");
+    let setup = RelaySetup::relayers(2)
+        .engine(TestEngine::MySqlSqs)
+        .api_behind("REDIS_URL", &link)
+        .env("QUEUE_LEASE_MS", "2000");
     let mut relay = setup.split().start().await;
     let client = LoadClient::of(&relay);
     let watcher = StatusWatcher::start(client.clone());

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use uuid::Uuid;
 
-use crate::users_stand::{Plan, Servers};
+use crate::users_fixture::{Servers, UsersSetup};
 
 /// The existing service's tables: names, kinds and arguments as documented, argument types as its client writes them (text
 /// as `longstr`, whole numbers as `long`).
@@ -96,7 +96,7 @@ async fn the_broker_has_exactly_the_documented_topology() {
     let shared = Servers::shared();
     let mut amqp = reqwest::Url::parse(&shared.amqp).unwrap();
     amqp.set_path(&vhost);
-    let plan = Plan::on(Servers { amqp: amqp.to_string(), ..shared });
+    let plan = UsersSetup::on(Servers { amqp: amqp.to_string(), ..shared });
     let mut stand = plan.env("USERS_QUEUE_NAME", "raffle").env("RETRY_TTL_MS", "10000").start().await;
     stand.add_consumer().await;
     let id = stand.enrol(1).await;

@@ -1,5 +1,5 @@
-//! The users lane on RabbitMQ and PostgreSQL: beside the existing service on one broker, and each of its answers true for
-//! ever when a link is cut at the worst moment.
+//! The users lane on RabbitMQ and PostgreSQL: beside the existing service on one broker, and with links that are cut between
+//! a request and its answer.
 
 use std::time::Instant;
 
@@ -14,9 +14,9 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Exchange
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::users_stand::{Plan, SOON, Servers, Stand, user};
+use crate::users_fixture::{SOON, Servers, UsersFixture, UsersSetup, user};
 
-/// The existing service, as it declares, publishes and reads.
+/// Does on the broker what the existing service does: declares, publishes and reads.
 struct Elixir {
     channel: Channel,
     name: String,
@@ -35,7 +35,7 @@ impl Elixir {
         format!("{}_{what}", self.name)
     }
 
-    /// Its tables, with its argument types: text as long strings, numbers as 64 bits (`:long`).
+    /// Declares its exchanges and queues, with its argument types: text as long strings, numbers as 64 bits (`:long`).
     async fn declare(&self, ttl_ms: i64) -> lapin::Result<()> {
         for exchange in ["exchange", "retry_exchange", "dlx"] {
             let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
@@ -77,7 +77,7 @@ impl Elixir {
         Ok(())
     }
 
-    /// Publishes as it does: persistent, no id, no headers of ours.
+    /// Publishes as it does: persistent, without an id or our headers.
     async fn publish(&self, exchange: &str, queue: &str, body: &[u8], headers: FieldTable) {
         let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
         let (exchange, key) = (self.named(exchange).into(), self.named(queue).into());
@@ -86,7 +86,7 @@ impl Elixir {
         assert!(confirm.await.unwrap().is_ack());
     }
 
-    /// Takes one message from a queue as soon as there is one.
+    /// Waits for a message in a queue and takes it.
     async fn take(&self, queue: &str) -> (Vec<u8>, FieldTable) {
         let queue = self.named(queue);
         let taken = eventually(SOON, format!("a message in {queue}"), || async {
@@ -98,59 +98,59 @@ impl Elixir {
     }
 }
 
-fn name(stand: &Stand) -> String {
-    stand.env["USERS_QUEUE_NAME"].clone()
+fn name(fixture: &UsersFixture) -> String {
+    fixture.env["USERS_QUEUE_NAME"].clone()
 }
 
 #[tokio::test]
-async fn the_existing_service_finds_its_queues_as_we_made_them_and_we_as_it_did() {
-    let stand = Plan::on(Servers::shared()).start().await;
-    let elixir = Elixir::connect(&name(&stand)).await;
+async fn the_existing_service_and_baton_declare_the_same_queues() {
+    let fixture = UsersSetup::on(Servers::shared()).start().await;
+    let elixir = Elixir::connect(&name(&fixture)).await;
     elixir.declare(300).await.unwrap();
 
     let theirs = format!("baton_{}", Uuid::new_v4().simple());
     Elixir::connect(&theirs).await.declare(300).await.unwrap();
-    let stand = Plan::on(Servers::shared()).env("USERS_QUEUE_NAME", &theirs).start().await;
-    stand.enrol(1).await;
+    let fixture = UsersSetup::on(Servers::shared()).env("USERS_QUEUE_NAME", &theirs).start().await;
+    fixture.enrol(1).await;
 
     let other_time = Elixir::connect(&theirs).await;
-    assert!(other_time.declare(301).await.is_err(), "the broker does compare");
+    assert!(other_time.declare(301).await.is_err(), "the broker compares the arguments");
 }
 
 #[tokio::test]
-async fn each_reads_what_the_other_publishes() {
-    let mut stand = Plan::on(Servers::shared()).start().await;
-    let elixir = Elixir::connect(&name(&stand)).await;
-    let id = stand.enrol(1).await;
+async fn the_existing_service_and_baton_read_each_others_messages() {
+    let mut fixture = UsersSetup::on(Servers::shared()).start().await;
+    let elixir = Elixir::connect(&name(&fixture)).await;
+    let id = fixture.enrol(1).await;
     let (body, headers) = elixir.take("queue").await;
     let read: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(read, json!({ "id": id, "name": "User 1", "email": "user-1@example.com" }));
     assert!(!headers.contains_key("x-retries"));
 
-    stand.add_consumer().await;
+    fixture.add_consumer().await;
     let theirs = Uuid::new_v4();
     let body = json!({ "id": theirs, "name": "John Silva", "email": "john@email.com" }).to_string();
     elixir.publish("exchange", "queue", body.as_bytes(), FieldTable::default()).await;
-    let found = stand.until_enrolled(&theirs.to_string()).await;
+    let found = fixture.until_enrolled(&theirs.to_string()).await;
     assert_eq!(found["name"], "John Silva");
     elixir.publish("exchange", "queue", b"{not json", FieldTable::default()).await;
-    eventually(SOON, "it to be set aside", || async { (stand.count().await.2 == 1).then_some(()) }).await;
-    stand.until_quiet(SOON).await;
+    eventually(SOON, "it to be quarantined", || async { (fixture.count().await.2 == 1).then_some(()) }).await;
+    fixture.until_quiet(SOON).await;
 }
 
-/// The headers of each round, as the existing service would read them, and the end in the dead-letter queue.
+/// The headers of each retry, as the existing service reads them, and finally the dead-letter queue.
 #[tokio::test]
-async fn database_trouble_sends_a_message_round_with_a_count_and_a_reason_and_then_to_the_dead_letters() {
-    let mut stand = Plan::on(Servers::shared())
+async fn a_failing_database_retries_a_message_with_count_and_reason_and_then_buries_it() {
+    let mut fixture = UsersSetup::on(Servers::shared())
         .env("USERS_DLQ_CONSUMER", "false")
         .env("RETRY_TTL_MS", "2000")
         .env("MAX_RETRIES", "2")
         .start()
         .await;
-    stand.add_consumer().await;
-    let mut rows = stand.rows().await;
+    fixture.add_consumer().await;
+    let mut rows = fixture.rows().await;
     sqlx::raw_sql("ALTER TABLE users RENAME TO gone").execute(&mut rows).await.unwrap();
-    let elixir = Elixir::connect(&name(&stand)).await;
+    let elixir = Elixir::connect(&name(&fixture)).await;
     let id = Uuid::new_v4();
     let body = json!({ "id": id, "name": "John Silva", "email": "john@email.com" }).to_string();
     elixir.publish("exchange", "queue", body.as_bytes(), FieldTable::default()).await;
@@ -160,123 +160,123 @@ async fn database_trouble_sends_a_message_round_with_a_count_and_a_reason_and_th
     let Some(AMQPValue::LongString(reason)) = headers.inner().get("x-retry-reason") else { panic!("{headers:?}") };
     assert!(reason.to_string().starts_with("db_error: "), "{reason}");
 
-    // As it would have come back, once more round, and at its end.
+    // The same message as it would return from its first retry; it is retried once more, then buried.
     let mut again = FieldTable::default();
     again.insert("x-retries".into(), AMQPValue::LongInt(1));
     elixir.publish("exchange", "queue", body.as_bytes(), again).await;
     let (taken, _) = elixir.take("dlq").await;
     assert_eq!(taken, body.as_bytes());
-    let base = stand.consumers[0].1.clone();
-    assert_eq!(stand.metric(&base, "baton_users_total", "retried").await, 2.0);
-    assert_eq!(stand.metric(&base, "baton_users_total", "exhausted").await, 1.0);
-    assert!(stand.metric(&base, "baton_users_database_errors_total", "other").await >= 3.0);
-    stand.until_quiet(SOON).await;
+    let base = fixture.consumers[0].1.clone();
+    assert_eq!(fixture.metric(&base, "baton_users_total", "retried").await, 2.0);
+    assert_eq!(fixture.metric(&base, "baton_users_total", "exhausted").await, 1.0);
+    assert!(fixture.metric(&base, "baton_users_database_errors_total", "other").await >= 3.0);
+    fixture.until_quiet(SOON).await;
 }
 
-/// The API behind a link to the broker; the consumer reaches it directly.
-async fn behind_a_link() -> (Stand, Proxy) {
+/// The API reaches the broker through a link that tests can cut; the consumer reaches it directly.
+async fn behind_a_link() -> (UsersFixture, Proxy) {
     let servers = Servers::shared();
     let mut url = reqwest::Url::parse(&servers.amqp).unwrap();
     let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
     url.set_port(Some(link.port())).unwrap();
-    let mut stand = Plan::on(servers).api_env("RABBITMQ_URL", url.as_str()).start().await;
-    stand.add_consumer().await;
-    (stand, link)
+    let mut fixture = UsersSetup::on(servers).api_env("RABBITMQ_URL", url.as_str()).start().await;
+    fixture.add_consumer().await;
+    (fixture, link)
 }
 
-/// Waits until a user that is sent now is enrolled: everything that was to come has had its turn.
-async fn pass(stand: &Stand) {
+/// Waits until a user sent now is enrolled and the queue is empty: every earlier message has been handled.
+async fn until_all_handled(fixture: &UsersFixture) {
     let id = eventually(SOON, "the API to accept again", || async {
-        let (status, body) = stand.post(&user(99), None).await;
+        let (status, body) = fixture.post(&user(99), None).await;
         (status == 200).then(|| body["id"].as_str().unwrap().to_owned())
     })
     .await;
-    stand.until_enrolled(&id).await;
-    stand.until_quiet(SOON).await;
+    fixture.until_enrolled(&id).await;
+    fixture.until_quiet(SOON).await;
 }
 
 #[tokio::test]
-async fn with_the_broker_down_503_comes_at_once_and_nothing_appears_later() {
-    let (stand, link) = behind_a_link().await;
+async fn without_the_broker_requests_get_503_at_once_and_have_no_effect_later() {
+    let (fixture, link) = behind_a_link().await;
     link.set(Mode::Refuse).await;
     let started = Instant::now();
-    let answers = futures::future::join_all((0..20).map(|number| keyed(&stand, number))).await;
+    let answers = futures::future::join_all((0..20).map(|number| keyed(&fixture, number))).await;
     println!("20 answers without a broker took {:?}", started.elapsed());
     for (status, body) in &answers {
-        // The very first may have been on their way when the link went.
+        // The first ones may have been in flight when the link was cut.
         assert!(*status == 503 || *status == 504, "{status}: {body}");
     }
-    let (status, body) = stand.post(&user(1), None).await;
+    let (status, body) = fixture.post(&user(1), None).await;
     assert_eq!((status, body["code"].as_str(), body["status"].as_u64()), (503, Some("unavailable"), Some(503)));
     link.set(Mode::Forward).await;
-    pass(&stand).await;
-    let mut rows = stand.rows().await;
+    until_all_handled(&fixture).await;
+    let mut rows = fixture.rows().await;
     let found: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM users").fetch_one(&mut rows).await.unwrap();
     let unknown = answers.iter().filter(|(status, _)| *status == 504).count() as i64;
     assert!(found <= 1 + unknown, "{found} rows, {unknown} outcomes unknown");
 }
 
-async fn keyed(stand: &Stand, number: usize) -> (u16, serde_json::Value) {
-    stand.post(&user(number), Some(&format!("key-{number}"))).await
+async fn keyed(fixture: &UsersFixture, number: usize) -> (u16, serde_json::Value) {
+    fixture.post(&user(number), Some(&format!("key-{number}"))).await
 }
 
 #[tokio::test]
-async fn a_confirm_that_is_lost_is_an_unknown_outcome_with_an_id_that_tells() {
-    let (stand, link) = behind_a_link().await;
+async fn a_lost_confirm_is_an_unknown_outcome_with_an_id_to_look_up() {
+    let (fixture, link) = behind_a_link().await;
     link.set(Mode::SwallowAnswers).await;
-    let (status, body) = stand.post(&user(1), Some("one")).await;
+    let (status, body) = fixture.post(&user(1), Some("one")).await;
     assert_eq!((status, body["code"].as_str()), (504, Some("outcome-unknown")), "{body}");
     let id = body["id"].as_str().unwrap().to_owned();
-    let found = stand.until_enrolled(&id).await;
-    assert_eq!(found["name"], "User 1", "the broker had it, and it is enrolled");
+    let found = fixture.until_enrolled(&id).await;
+    assert_eq!(found["name"], "User 1", "the broker had the message, and the user is enrolled");
     link.set(Mode::Cut).await;
     link.set(Mode::Forward).await;
     let again = eventually(SOON, "an answer", || async {
-        let (status, body) = stand.post(&user(1), Some("one")).await;
+        let (status, body) = fixture.post(&user(1), Some("one")).await;
         (status == 200).then_some(body)
     })
     .await;
     assert_eq!(again["id"].as_str(), Some(id.as_str()));
-    pass(&stand).await;
-    assert_eq!(stand.count().await.0, 2);
+    until_all_handled(&fixture).await;
+    assert_eq!(fixture.count().await.0, 2);
 }
 
 #[tokio::test]
-async fn a_database_that_is_away_for_longer_than_all_rounds_gets_every_row_in_the_end() {
+async fn every_row_is_inserted_after_an_outage_longer_than_all_retries() {
     let servers = Servers::shared();
     let mut url = reqwest::Url::parse(&servers.postgres).unwrap();
     let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
-    let mut stand = Plan::on(servers).start().await;
-    let database = reqwest::Url::parse(stand.database.as_ref().unwrap()).unwrap();
+    let mut fixture = UsersSetup::on(servers).start().await;
+    let database = reqwest::Url::parse(fixture.database.as_ref().unwrap()).unwrap();
     url.set_path(database.path());
     url.set_port(Some(link.port())).unwrap();
-    let mut env = stand.env.clone();
+    let mut env = fixture.env.clone();
     env.insert("USERS_DATABASE_URL".into(), url.to_string());
-    stand.add_consumer_with(&env).await;
+    fixture.add_consumer_with(&env).await;
     link.set(Mode::Refuse).await;
     let mut ids = Vec::new();
     for number in 0..50 {
-        ids.push(stand.enrol(number).await);
+        ids.push(fixture.enrol(number).await);
     }
-    let base = stand.consumers[0].1.clone();
+    let base = fixture.consumers[0].1.clone();
     eventually(SOON, "all to be dead letters", || async {
-        (stand.health(&base).await["queue"]["dead"] == 50).then_some(())
+        (fixture.health(&base).await["queue"]["dead"] == 50).then_some(())
     })
     .await;
     link.set(Mode::Forward).await;
     for id in &ids {
-        stand.until_enrolled(id).await;
+        fixture.until_enrolled(id).await;
     }
-    stand.until_quiet(SOON).await;
-    assert_eq!(stand.count().await, (50, 50, 0));
+    fixture.until_quiet(SOON).await;
+    assert_eq!(fixture.count().await, (50, 50, 0));
 }
 
-/// Either lane runs on any queue: this one on SQS, with its rows in a file.
+/// Each lane runs on any queue; here the users lane on SQS, with the embedded store.
 #[tokio::test]
-async fn the_lane_runs_on_sqs_too() {
+async fn the_users_lane_runs_on_sqs() {
     let endpoint = harness::engine::server("BATON_TEST_SQS_URL");
     let name = format!("baton-{}", Uuid::new_v4().simple());
-    let mut stand = Plan::embedded()
+    let mut fixture = UsersSetup::embedded()
         .env("USERS_QUEUE", "sqs")
         .env("USERS_SQS_QUEUE_URL", format!("{endpoint}/000000000000/{name}"))
         .env("USERS_SQS_DLQ_URL", format!("{endpoint}/000000000000/{name}-dlq"))
@@ -286,18 +286,18 @@ async fn the_lane_runs_on_sqs_too() {
         .env("QUEUE_AUTO_CREATE", "true")
         .start()
         .await;
-    let ids = futures::future::join_all((0..25).map(|number| stand.enrol(number))).await;
-    // Two users under one key: the second is refused, and set aside by way of the dead letters.
+    let ids = futures::future::join_all((0..25).map(|number| fixture.enrol(number))).await;
+    // Two users under one key: the second is refused, becomes a dead letter and is quarantined.
     for number in [98, 99] {
-        assert_eq!(stand.post(&user(number), Some("one key")).await.0, 200);
+        assert_eq!(fixture.post(&user(number), Some("one key")).await.0, 200);
     }
-    stand.add_consumer().await;
+    fixture.add_consumer().await;
     for id in &ids {
-        stand.until_enrolled(id).await;
+        fixture.until_enrolled(id).await;
     }
-    let base = stand.consumers[0].1.clone();
-    eventually(SOON, "it to be set aside", || async {
-        (stand.health(&base).await["store"]["setAside"] == 1).then_some(())
+    let base = fixture.consumers[0].1.clone();
+    eventually(SOON, "it to be quarantined", || async {
+        (fixture.health(&base).await["store"]["quarantined"] == 1).then_some(())
     })
     .await;
 }

@@ -1,13 +1,14 @@
-//! The contract of the users' store, on both databases, and what only PostgreSQL can do to us.
+//! The contract of the users' store, on both databases, and failures that only PostgreSQL has.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton::timestamp::Timestamp;
+use baton::users::quarantine::Quarantined;
 use baton::users::store::postgres::{PostgresOptions, PostgresStore};
-use baton::users::store::sqlite::SqliteStore;
-use baton::users::store::{Fate, SetAside, Trouble, UserStore};
+use baton::users::store::sqlite::SqliteUserStore;
+use baton::users::store::{InsertOutcome, UserStore, UserStoreErrorKind};
 use baton::users::user::{User, UserId};
 use harness::engine::server;
 use harness::proxy::{Mode, Proxy};
@@ -29,9 +30,9 @@ fn too_long(mut user: User) -> User {
     user
 }
 
-fn refused(fates: &[Fate]) -> Vec<usize> {
-    let is_refused = |fate: &Fate| matches!(fate, Fate::Refused(_));
-    fates.iter().enumerate().filter(|(_, fate)| is_refused(fate)).map(|(place, _)| place).collect()
+fn refused(outcomes: &[InsertOutcome]) -> Vec<usize> {
+    let is_refused = |fate: &InsertOutcome| matches!(fate, InsertOutcome::Refused(_));
+    outcomes.iter().enumerate().filter(|(_, fate)| is_refused(fate)).map(|(place, _)| place).collect()
 }
 
 async fn stored(store: &dyn UserStore, users: &[User]) -> usize {
@@ -42,20 +43,23 @@ async fn stored(store: &dyn UserStore, users: &[User]) -> usize {
     count
 }
 
-async fn a_user_may_come_twice(store: Arc<dyn UserStore>) {
-    let before = Timestamp::now();
+async fn inserting_a_user_twice_makes_one_row(store: Arc<dyn UserStore>) {
+    let before = Timestamp::from(std::time::SystemTime::now());
     let mut batch = users(5);
     batch.push(batch[2].clone());
     let first = store.insert(&batch).await.unwrap();
-    assert_eq!((first.new, first.fates), (5, vec![Fate::Stored; 6]));
+    assert_eq!((first.new, first.outcomes), (5, vec![InsertOutcome::Stored; 6]));
     batch.push(user(9));
     let again = store.insert(&batch).await.unwrap();
-    assert_eq!((again.new, again.fates), (1, vec![Fate::Stored; 7]));
+    assert_eq!((again.new, again.outcomes), (1, vec![InsertOutcome::Stored; 7]));
     let found = store.get(batch[0].id).await.unwrap().unwrap();
     assert_eq!(found.user, batch[0]);
-    assert!(found.created_at.0 >= before.0 - 5000 && found.created_at.0 <= Timestamp::now().0 + 5000);
+    assert!(
+        found.created_at.0 >= before.0 - 5000
+            && found.created_at.0 <= Timestamp::from(std::time::SystemTime::now()).0 + 5000
+    );
     assert_eq!(store.get(UserId::generate()).await.unwrap(), None);
-    assert_eq!(store.insert(&[]).await.unwrap().fates, []);
+    assert_eq!(store.insert(&[]).await.unwrap().outcomes, []);
 }
 
 async fn another_user_under_the_same_id_is_refused(store: Arc<dyn UserStore>) {
@@ -63,51 +67,54 @@ async fn another_user_under_the_same_id_is_refused(store: Arc<dyn UserStore>) {
     store.insert(std::slice::from_ref(&first)).await.unwrap();
     let other = User { name: "Other".into(), ..first.clone() };
     let inserted = store.insert(&[user(2), other, first.clone()]).await.unwrap();
-    assert_eq!((inserted.new, refused(&inserted.fates)), (1, vec![1]));
+    assert_eq!((inserted.new, refused(&inserted.outcomes)), (1, vec![1]));
     assert_eq!(stored(&*store, &[first]).await, 1);
 }
 
-async fn bad_rows_leave_the_batch_alone(store: Arc<dyn UserStore>) {
+async fn a_bad_row_is_refused_and_the_rest_of_its_batch_stored(store: Arc<dyn UserStore>) {
     for bad in [vec![0], vec![999], vec![499], vec![0, 1, 500, 998, 999], (100..150).collect()] {
         let mut batch = users(1000);
         for place in &bad {
             batch[*place] = too_long(batch[*place].clone());
         }
         let inserted = store.insert(&batch).await.unwrap();
-        assert_eq!(refused(&inserted.fates), bad);
+        assert_eq!(refused(&inserted.outcomes), bad);
         assert_eq!(inserted.new, 1000 - bad.len());
-        let Fate::Refused(reason) = &inserted.fates[bad[0]] else { unreachable!() };
+        let InsertOutcome::Refused(reason) = &inserted.outcomes[bad[0]] else { unreachable!() };
         assert!(reason.contains("users_name_length") && !reason.contains("nnnn"), "{reason}");
         assert_eq!(stored(&*store, &batch[90..160]).await, (90..160).filter(|place| !bad.contains(place)).count());
     }
 }
 
-async fn what_is_set_aside_is_kept_byte_for_byte(store: Arc<dyn UserStore>) {
-    let letter = |id: &str, body: &[u8]| SetAside {
+async fn a_quarantined_message_is_kept_byte_for_byte(store: Arc<dyn UserStore>) {
+    let message = |id: &str, body: &[u8]| Quarantined {
         message_id: id.into(),
         error: "invalid user: a\0b".into(),
         body: body.to_vec(),
         at: Timestamp(1_700_000_000_123),
     };
-    store.set_aside(&[letter("b", b"\0\xff{"), letter("a", b"")]).await.unwrap();
-    store.set_aside(&[letter("b", b"other")]).await.unwrap();
-    assert_eq!(store.count_set_aside().await.unwrap(), 2);
-    let listed = store.list_set_aside(None, 10).await.unwrap();
-    let ids: Vec<_> = listed.iter().map(|letter| letter.message_id.as_str()).collect();
+    store.quarantine(&[message("b", b"\0\xff{"), message("a", b"")]).await.unwrap();
+    store.quarantine(&[message("b", b"other")]).await.unwrap();
+    assert_eq!(store.count_quarantined().await.unwrap(), 2);
+    let listed = store.list_quarantined(None, 10).await.unwrap();
+    let ids: Vec<_> = listed.iter().map(|message| message.message_id.as_str()).collect();
     assert_eq!((ids, listed[1].body.as_slice(), listed[1].at.0), (vec!["a", "b"], &b"\0\xff{"[..], 1_700_000_000_123));
-    assert_eq!(store.list_set_aside(Some("a"), 10).await.unwrap().len(), 1);
-    assert_eq!((store.remove_set_aside("a").await.unwrap(), store.remove_set_aside("a").await.unwrap()), (true, false));
+    assert_eq!(store.list_quarantined(Some("a"), 10).await.unwrap().len(), 1);
+    assert_eq!(
+        (store.remove_quarantined("a").await.unwrap(), store.remove_quarantined("a").await.unwrap()),
+        (true, false)
+    );
     store.ping().await.unwrap();
 }
 
-async fn on_sqlite<F: Future<Output = ()>>(story: impl Fn(Arc<dyn UserStore>) -> F) {
+async fn on_sqlite<F: Future<Output = ()>>(test: impl Fn(Arc<dyn UserStore>) -> F) {
     let directory = tempfile::tempdir().unwrap();
     let database = Database::open(&directory.path().join("users.db")).unwrap();
-    SqliteStore::open(&database).await.unwrap();
-    story(Arc::new(SqliteStore::open(&database).await.unwrap())).await;
+    SqliteUserStore::open(&database).await.unwrap();
+    test(Arc::new(SqliteUserStore::open(&database).await.unwrap())).await;
 }
 
-/// A database of its own on the server.
+/// A new database on the server: a store on it, a connection to it, and its URL.
 async fn postgres() -> (PostgresStore, PgConnection, String) {
     let url = server("BATON_TEST_POSTGRES_URL");
     let name = format!("baton_{}", Uuid::new_v4().simple());
@@ -122,49 +129,49 @@ async fn postgres() -> (PostgresStore, PgConnection, String) {
 async fn open(url: &str) -> PostgresStore {
     let options = PostgresOptions { timeout: Duration::from_secs(2), ..PostgresOptions::new(url) };
     PostgresStore::migrate(&options).await.unwrap();
-    assert_eq!(PostgresStore::migrate(&options).await.unwrap(), 0, "once is enough");
+    assert_eq!(PostgresStore::migrate(&options).await.unwrap(), 0, "a second migration has nothing to do");
     PostgresStore::open(&options).unwrap()
 }
 
 macro_rules! on_both {
-    ($($story:ident),* $(,)?) => {
+    ($($test:ident),* $(,)?) => {
         mod sqlite {
             $(#[tokio::test]
-            async fn $story() {
-                super::on_sqlite(super::$story).await;
+            async fn $test() {
+                super::on_sqlite(super::$test).await;
             })*
         }
         mod postgres {
             $(#[tokio::test]
-            async fn $story() {
-                super::$story(std::sync::Arc::new(super::postgres().await.0)).await;
+            async fn $test() {
+                super::$test(std::sync::Arc::new(super::postgres().await.0)).await;
             })*
         }
     };
 }
 
 on_both!(
-    a_user_may_come_twice,
+    inserting_a_user_twice_makes_one_row,
     another_user_under_the_same_id_is_refused,
-    bad_rows_leave_the_batch_alone,
-    what_is_set_aside_is_kept_byte_for_byte,
+    a_bad_row_is_refused_and_the_rest_of_its_batch_stored,
+    a_quarantined_message_is_kept_byte_for_byte,
 );
 
 #[tokio::test]
-async fn rules_that_somebody_added_to_the_table_are_broken_by_their_row_alone() {
+async fn a_row_that_breaks_an_added_constraint_is_refused_alone() {
     let (store, mut admin, _) = postgres().await;
     sqlx::raw_sql("CREATE UNIQUE INDEX users_email ON users (email)").execute(&mut admin).await.unwrap();
     let known = user(7);
     store.insert(std::slice::from_ref(&known)).await.unwrap();
     let mut batch = users(300);
-    batch[7].email = "twin@x".into();
+    batch[7].email = "same@x".into();
     batch[40].email = known.email.clone();
-    batch[41].email = "twin@x".into();
+    batch[41].email = "same@x".into();
     batch[200].name = "a\0b".into();
     let inserted = store.insert(&batch).await.unwrap();
-    assert_eq!((inserted.new, refused(&inserted.fates)), (297, vec![40, 41, 200]));
+    assert_eq!((inserted.new, refused(&inserted.outcomes)), (297, vec![40, 41, 200]));
 
-    // A trigger says nothing about the row that it refuses.
+    // A trigger's error does not name the row that it refuses.
     sqlx::raw_sql(
         "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS \
          $$ BEGIN IF NEW.name = 'Nobody' THEN RAISE EXCEPTION 'not welcome'; END IF; RETURN NEW; END $$; \
@@ -176,43 +183,43 @@ async fn rules_that_somebody_added_to_the_table_are_broken_by_their_row_alone() 
     let mut batch: Vec<User> = users(1300).split_off(300);
     batch[617].name = "Nobody".into();
     let inserted = store.insert(&batch).await.unwrap();
-    assert_eq!(inserted.fates[617], Fate::Refused("not welcome".into()));
-    assert_eq!((inserted.new, refused(&inserted.fates)), (999, vec![617]));
+    assert_eq!(inserted.outcomes[617], InsertOutcome::Refused("not welcome".into()));
+    assert_eq!((inserted.new, refused(&inserted.outcomes)), (999, vec![617]));
 }
 
-/// It is looked at when the whole batch has been written, so nothing on the way says which row it is.
+/// A deferred constraint is checked at the commit, so the error does not say which row broke it.
 #[tokio::test]
-async fn a_deferred_rule_is_broken_by_its_row_alone() {
+async fn a_row_that_breaks_a_deferred_constraint_is_refused_alone() {
     let (store, mut admin, _) = postgres().await;
     let rule = "ALTER TABLE users ADD CONSTRAINT users_name UNIQUE (name) DEFERRABLE INITIALLY DEFERRED";
     sqlx::raw_sql(rule).execute(&mut admin).await.unwrap();
     let mut batch = users(1000);
     batch[401].name = batch[400].name.clone();
     let inserted = store.insert(&batch).await.unwrap();
-    assert_eq!((inserted.new, refused(&inserted.fates)), (999, vec![401]));
+    assert_eq!((inserted.new, refused(&inserted.outcomes)), (999, vec![401]));
 }
 
-/// The server's limit for an entry is smaller than what a name of other rules may hold.
+/// Without our own length constraint, a name can exceed the server's limit for an index entry.
 #[tokio::test]
-async fn an_index_entry_that_is_too_long_is_its_rows_fault() {
+async fn a_row_with_an_index_entry_that_is_too_long_is_refused_alone() {
     let (store, mut admin, _) = postgres().await;
     let rule = "ALTER TABLE users DROP CONSTRAINT users_name_length; CREATE INDEX users_name ON users (name)";
     sqlx::raw_sql(rule).execute(&mut admin).await.unwrap();
     let mut batch = users(300);
-    // Such that it cannot be compressed.
+    // Random text, so that the server cannot compress it.
     batch[130].name = (0..300).map(|_| Uuid::new_v4().simple().to_string()).collect();
     let inserted = store.insert(&batch).await.unwrap();
-    assert_eq!((inserted.new, refused(&inserted.fates)), (299, vec![130]));
+    assert_eq!((inserted.new, refused(&inserted.outcomes)), (299, vec![130]));
 }
 
 #[tokio::test]
-async fn trouble_of_the_database_is_nobodys_fault_and_says_its_kind() {
+async fn a_failing_database_refuses_no_row_and_reports_the_kind_of_failure() {
     let (store, mut admin, url) = postgres().await;
     let batch = users(3);
-    let trouble = async |store: &PostgresStore| store.insert(&batch).await.unwrap_err().trouble;
+    let kind_of = async |store: &PostgresStore| store.insert(&batch).await.unwrap_err().kind;
 
     sqlx::raw_sql("BEGIN; LOCK TABLE users IN EXCLUSIVE MODE").execute(&mut admin).await.unwrap();
-    assert_eq!(trouble(&store).await, Trouble::Timeout);
+    assert_eq!(kind_of(&store).await, UserStoreErrorKind::Timeout);
     sqlx::raw_sql("ROLLBACK").execute(&mut admin).await.unwrap();
 
     let database = url.rsplit('/').next().unwrap();
@@ -220,33 +227,33 @@ async fn trouble_of_the_database_is_nobodys_fault_and_says_its_kind() {
     sqlx::raw_sql(AssertSqlSafe(read_only)).execute(&mut admin).await.unwrap();
     let options = PostgresOptions { timeout: Duration::from_secs(2), ..PostgresOptions::new(&url) };
     let there = PostgresStore::open(&options).unwrap();
-    assert_eq!(trouble(&there).await, Trouble::ReadOnly);
-    assert_eq!(there.ping().await.unwrap_err().trouble, Trouble::ReadOnly);
+    assert_eq!(kind_of(&there).await, UserStoreErrorKind::ReadOnly);
+    assert_eq!(there.ping().await.unwrap_err().kind, UserStoreErrorKind::ReadOnly);
     let writable = format!("ALTER DATABASE {database} RESET default_transaction_read_only");
     sqlx::raw_sql(AssertSqlSafe(writable)).execute(&mut admin).await.unwrap();
 
     sqlx::raw_sql("ALTER TABLE users RENAME TO gone").execute(&mut admin).await.unwrap();
-    assert_eq!(trouble(&store).await, Trouble::Other);
+    assert_eq!(kind_of(&store).await, UserStoreErrorKind::Other);
     sqlx::raw_sql("ALTER TABLE gone RENAME TO users").execute(&mut admin).await.unwrap();
 
-    // As the server says it when the disk is full, and when its stack is: no row is to blame for either.
-    for (code, kind) in [("53100", Trouble::DiskFull), ("54001", Trouble::Other)] {
+    // The server's errors for a full disk and for a stack overflow: no row is at fault in either.
+    for (code, kind) in [("53100", UserStoreErrorKind::DiskFull), ("54001", UserStoreErrorKind::Other)] {
         let fails = format!(
             "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS \
              $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{code}'; END $$; \
              CREATE TRIGGER fail BEFORE INSERT ON users FOR EACH ROW EXECUTE FUNCTION fail()"
         );
         sqlx::raw_sql(AssertSqlSafe(fails)).execute(&mut admin).await.unwrap();
-        assert_eq!(trouble(&store).await, kind);
+        assert_eq!(kind_of(&store).await, kind);
         sqlx::raw_sql("DROP TRIGGER fail ON users; DROP FUNCTION fail").execute(&mut admin).await.unwrap();
     }
     assert_eq!(store.insert(&batch).await.unwrap().new, 3);
 }
 
-/// We hold one row and somebody else another, and each wants the other's. Ours is the one that closes the circle, so it is
-/// ours that the server ends.
+/// Our batch and another connection each hold a row that the other wants. Only ours has the default `deadlock_timeout`, so
+/// the server ends ours.
 #[tokio::test]
-async fn a_deadlock_is_nobodys_fault_and_the_batch_may_be_tried_again() {
+async fn a_deadlock_refuses_no_row_and_the_batch_can_be_repeated() {
     let (_, mut gate, url) = postgres().await;
     let options = PostgresOptions { timeout: Duration::from_secs(30), ..PostgresOptions::new(&url) };
     let store = PostgresStore::open(&options).unwrap();
@@ -277,12 +284,12 @@ async fn a_deadlock_is_nobodys_fault_and_the_batch_may_be_tried_again() {
     });
     until_waiting(&mut gate, 2).await;
     sqlx::raw_sql("SELECT pg_advisory_unlock(1)").execute(&mut gate).await.unwrap();
-    assert_eq!(ours.await.unwrap().unwrap_err().trouble, Trouble::Deadlock);
+    assert_eq!(ours.await.unwrap().unwrap_err().kind, UserStoreErrorKind::Deadlock);
     sqlx::raw_sql("ROLLBACK").execute(&mut theirs.await.unwrap()).await.unwrap();
     assert_eq!(store.insert(&batch).await.unwrap().new, 2);
 }
 
-/// Waits until so many wait for a lock in this database.
+/// Waits until `count` connections wait for a lock in this database.
 async fn until_waiting(admin: &mut PgConnection, count: i64) {
     let waiting = "SELECT COUNT(*) FROM pg_stat_activity \
          WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -295,7 +302,7 @@ async fn until_waiting(admin: &mut PgConnection, count: i64) {
 }
 
 #[tokio::test]
-async fn a_restarted_server_is_found_again_without_an_error() {
+async fn a_call_after_a_server_restart_reconnects_without_an_error() {
     let (_, _, url) = postgres().await;
     let mut through = reqwest::Url::parse(&url).unwrap();
     let link = Proxy::start(format!("127.0.0.1:{}", through.port().unwrap())).await;
@@ -303,12 +310,12 @@ async fn a_restarted_server_is_found_again_without_an_error() {
     let store = open(through.as_str()).await;
     store.insert(&users(3)).await.unwrap();
     link.set(Mode::Cut).await;
-    assert_eq!(store.insert(&users(3)).await.unwrap_err().trouble, Trouble::Down);
+    assert_eq!(store.insert(&users(3)).await.unwrap_err().kind, UserStoreErrorKind::Down);
     link.set(Mode::Forward).await;
     store.insert(&users(3)).await.unwrap();
     link.set(Mode::Cut).await;
     link.set(Mode::Forward).await;
     assert_eq!(store.insert(&users(3)).await.unwrap().new, 3, "the old connection is replaced");
     link.set(Mode::BlackHole).await;
-    assert_eq!(store.insert(&users(3)).await.unwrap_err().trouble, Trouble::Timeout);
+    assert_eq!(store.insert(&users(3)).await.unwrap_err().kind, UserStoreErrorKind::Timeout);
 }

@@ -1,6 +1,6 @@
 //! Operator commands on the data directory of running services.
 
-use harness::ledger::Books;
+use harness::ledger::EffectLedger;
 use harness::relayer::{Faults, PostFault};
 use serde_json::json;
 
@@ -36,7 +36,7 @@ async fn a_refused_transaction_is_a_dead_letter_at_once_and_is_confirmed_after_a
     relay.until_status(&id, "confirmed").await;
     let (_, output) = relay.command(["dlq", "replay", "--all"]).await;
     assert!(output.contains("0 replayed"), "{output}");
-    Books::compare([(id, "0x00000001".to_owned())], &relay.relayers, |accepted| accepted.field("data"))
+    EffectLedger::compare([(id, "0x00000001".to_owned())], &relay.relayers, |accepted| accepted.field("data"))
         .assert_exactly_once();
 }
 
@@ -105,5 +105,5 @@ async fn a_message_buried_by_the_queue_is_put_back_while_its_row_has_attempts_le
     relay.add_consumer().await;
     relay.until_all_final(LATER).await;
     assert_eq!(relay.count("confirmed").await, 20);
-    Books::compare(sent, &relay.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+    EffectLedger::compare(sent, &relay.relayers, |accepted| accepted.field("data")).assert_exactly_once();
 }

@@ -5,6 +5,7 @@
 mod bad_input;
 mod commands;
 mod journey;
+mod layers;
 mod legacy_bugs;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
 mod relay_fixture;
@@ -12,7 +13,7 @@ mod routing;
 mod start;
 mod store;
 mod users;
-#[path = "../users/stand.rs"]
+#[path = "../users/fixture.rs"]
 #[expect(dead_code, reason = "the tests on the servers use the rest of it")]
-mod users_stand;
+mod users_fixture;
 mod webhooks;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use harness::engine::{Engine, EngineSetup};
-use harness::ledger::Books;
+use harness::engine::{EngineSetup, TestEngine};
+use harness::ledger::EffectLedger;
 use harness::ports::free_port;
 use harness::process::{Process, Program};
 use harness::proxy::Proxy;
@@ -28,7 +28,7 @@ pub struct RelaySetup {
     env: BTreeMap<String, String>,
     links: BTreeMap<String, u16>,
     api_links: BTreeMap<String, u16>,
-    engine: Engine,
+    engine: TestEngine,
     setup: Option<EngineSetup>,
     split: bool,
     webhooks: bool,
@@ -52,7 +52,6 @@ impl RelaySetup {
             ("CONSUMER_DEAD_AFTER_MS", "2000"),
             ("BREAKER_OPEN_MS", "500"),
             ("RETRY_FIRST_DELAY_MS", "50"),
-            ("RETRY_DELAY_MAX_MS", "200"),
             ("AUTO_REPLAY_DELAY_MS", "300"),
         ];
         Self {
@@ -60,7 +59,7 @@ impl RelaySetup {
             env: env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             links: BTreeMap::new(),
             api_links: BTreeMap::new(),
-            engine: Engine::from_env(),
+            engine: TestEngine::from_env(),
             setup: None,
             split: false,
             webhooks: true,
@@ -74,14 +73,14 @@ impl RelaySetup {
     }
 
     /// On this engine, whatever `BATON_TEST_ENGINE` says.
-    pub fn engine(mut self, engine: Engine) -> Self {
+    pub fn engine(mut self, engine: TestEngine) -> Self {
         self.engine = engine;
         self
     }
 
     /// On these servers instead of the shared ones.
     pub fn on(mut self, servers: &Servers) -> Self {
-        self.setup = Some(Engine::set_up_on(servers));
+        self.setup = Some(TestEngine::set_up_on(servers));
         self
     }
 
@@ -191,7 +190,7 @@ pub struct RelayFixture {
     /// Removed on drop.
     _directory: tempfile::TempDir,
     _engine: EngineSetup,
-    pub engine: Engine,
+    pub engine: TestEngine,
     pub relayers: Vec<Relayer>,
     pub env: BTreeMap<String, String>,
     pub base: String,
@@ -289,8 +288,8 @@ impl RelayFixture {
     }
 
     /// Compares accepted transactions with the relayers' records, without the warm-up.
-    pub fn books(&self, sent: impl IntoIterator<Item = (String, String)>) -> Books {
-        let mut books = Books::compare(sent, &self.relayers, |accepted| accepted.field("data"));
+    pub fn books(&self, sent: impl IntoIterator<Item = (String, String)>) -> EffectLedger {
+        let mut books = EffectLedger::compare(sent, &self.relayers, |accepted| accepted.field("data"));
         books.extras.retain(|(key, _)| *key < serial_data(WARM_UP));
         books
     }

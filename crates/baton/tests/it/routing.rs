@@ -1,6 +1,6 @@
 //! Routing: submissions are spread evenly, never sent to a relayer that cannot take them, and never sent twice.
 
-use harness::ledger::Books;
+use harness::ledger::EffectLedger;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
 
@@ -122,7 +122,7 @@ async fn unknown_outcomes_are_found_or_resent_exactly_once() {
     let effects = |accepted: &harness::relayer::Accepted| {
         if accepted.broadcasts == 0 { "unsigned".to_owned() } else { accepted.field("data") }
     };
-    let mut books = Books::compare(sent, &relay.relayers, effects);
+    let mut books = EffectLedger::compare(sent, &relay.relayers, effects);
     books.extras.retain(|(key, _)| key != "unsigned" && !key.starts_with("0xffff"));
     books.assert_exactly_once();
     assert_eq!(relay.count("confirmed").await, 20 + warm);

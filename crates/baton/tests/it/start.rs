@@ -60,6 +60,8 @@ async fn help_and_migrate_work_without_any_setting() {
     let env = BTreeMap::from([("BATON_DATA_DIR".to_owned(), directory.path().display().to_string())]);
     let (code, output) = run(["--help"], &env).await;
     assert!(code == 0 && output.contains("queue-consumer") && output.contains("dlq"), "{output}");
+    let (code, output) = run(["relay-api", "--help"], &env).await;
+    assert!(code == 0 && output.contains("WEBHOOK_SIGNING_KEY (required)") && !output.contains("USERS_"), "{output}");
     for _ in 0..2 {
         let (code, output) = run(["migrate"], &env).await;
         assert!(code == 0 && output.contains("up to date"), "{output}");

@@ -19,7 +19,8 @@ mod lossy_link;
 mod mysql;
 mod mysql_connection;
 
-use baton::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
+use baton::config::RelayMode;
+use baton::relay::state::report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
     ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };
@@ -28,7 +29,7 @@ use baton::timestamp::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
 
-use fixture::{StoreFixture, bind, claim, row};
+use fixture::{StoreFixture, bind, claim, now, row};
 
 on_every_database! {
     a_row_is_read_back_unchanged_in_every_state
@@ -51,7 +52,7 @@ on_every_database! {
 async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(row.clone()));
-    let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::now());
+    let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), now());
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.timings).unwrap()];
     moves.push(
@@ -93,8 +94,8 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     assert_eq!(fixture.migrate().await, 1);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..report("oz-1", ReportedStatus::Confirmed) };
-    let now = Timestamp::now();
-    let verdict = bound.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
+    let now = now();
+    let verdict = bound.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
     let moved = moved.transaction.in_block("0x1", 12).unwrap();
@@ -136,7 +137,7 @@ async fn only_one_of_several_moves_from_one_version_is_saved(fixture: &StoreFixt
 
 async fn concurrent_moves_each_get_their_own_answer(fixture: &StoreFixture) {
     fixture.bound("taken").await.unwrap();
-    let now = Timestamp::now();
+    let now = now();
     fixture.store.keep_early_webhook(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
     let mut moves = Vec::new();
     for number in 0..40 {
@@ -195,8 +196,8 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     // After a reroute, the old record still belongs to this row.
     let reason = Some("Insufficient balance".into());
     let report = Report { reason, ..report("oz-1", ReportedStatus::Failed) };
-    let now = Timestamp::now();
-    let verdict = first.report(&report, Source::Webhook, Mode::FireAndForget, now, &fixture.timings);
+    let now = now();
+    let verdict = first.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
@@ -302,7 +303,7 @@ async fn lists_are_filtered_and_paged_newest_first(fixture: &StoreFixture) {
 
 async fn bound_before_returns_the_last_row_bound_before_a_time(fixture: &StoreFixture) {
     let relayer = RelayerUrl("http://r1".into());
-    let later = Timestamp(Timestamp::now().0 + 60_000);
+    let later = Timestamp(now().0 + 60_000);
     assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), None);
     fixture.bound("oz-1").await.unwrap();
     let second = fixture.bound("oz-2").await.unwrap();
@@ -316,7 +317,7 @@ async fn concurrent_timeline_steps_get_distinct_numbers(fixture: &StoreFixture) 
     let row = fixture.inserted().await;
     let claimed = claim(&row).0;
     let notes = (0..8).map(|_| async {
-        fixture.store.note(row.id, &Step::new("noted", "by a test"), Timestamp::now()).await.unwrap();
+        fixture.store.note(row.id, &Step::new("noted", "by a test"), now()).await.unwrap();
     });
     let (saved, _) = tokio::join!(fixture.store.save(&claimed), futures::future::join_all(notes));
     assert_eq!(saved.unwrap(), Saved::Yes { early: false });
@@ -338,7 +339,7 @@ async fn open_rows_claims_and_unknown_outcomes_are_counted(fixture: &StoreFixtur
     let oldest = fixture.inserted().await;
     let bound = fixture.bound("oz-1").await.unwrap();
     let (claimed, token) = fixture.claimed().await;
-    let now = Timestamp::now();
+    let now = now();
     fixture
         .store
         .save(&claimed.mark_unknown(token, "500", UnknownCause::Answered, now, &fixture.timings).unwrap())

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use harness::engine::{self, Engine};
+use harness::engine::{self, TestEngine};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
@@ -23,9 +23,11 @@ async fn api_killed() {
     let mut scenario = Scenario::begin("api_killed");
     // With separate store and queue, a killed API may leave a row without a message until the reconciler queues it.
     let mut setup = crash_setup(3).env("RECONCILE_PENDING_MS", "4000");
-    let link = match Engine::from_env() {
-        Engine::Embedded => None,
-        Engine::MySqlSqs | Engine::MySqlRabbitMq => Some(Proxy::start(engine::address("BATON_TEST_MYSQL_URL")).await),
+    let link = match TestEngine::from_env() {
+        TestEngine::Embedded => None,
+        TestEngine::MySqlSqs | TestEngine::MySqlRabbitMq => {
+            Some(Proxy::start(engine::address("BATON_TEST_MYSQL_URL")).await)
+        }
     };
     if let Some(link) = &link {
         setup = setup.api_behind("DATABASE_URL", link);

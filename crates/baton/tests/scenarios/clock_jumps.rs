@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::PostFault;
 use harness::wait::eventually_ok;
 
@@ -117,7 +117,7 @@ impl Clock {
 
     async fn start_relay(&self) -> RelayFixture {
         let relay = crash_setup(3)
-            .engine(Engine::Embedded)
+            .engine(TestEngine::Embedded)
             .env("LD_PRELOAD", library().display().to_string())
             .env("FAKETIME_TIMESTAMP_FILE", self.file.display().to_string())
             .env("FAKETIME_NO_CACHE", "1")

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{Outcome, PostFault};
 use harness::wait::eventually_ok;
 
@@ -109,7 +109,7 @@ async fn item_faults() {
     })
     .await;
     // On SQS, the messages that a killed replay had received stay invisible until their visibility timeout.
-    assert!(replays == 1 || relay.engine == Engine::MySqlSqs, "one replay takes all dead letters, not {replays}");
+    assert!(replays == 1 || relay.engine == TestEngine::MySqlSqs, "one replay takes all dead letters, not {replays}");
     scenario.start_watching(&relay);
 
     let ledger = scenario.end(&relay, &answers).await;

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::PostFault;
 use rusqlite::Connection;
 use uuid::Uuid;
@@ -19,7 +19,7 @@ const PER_ROUND: usize = 100;
 #[tokio::test]
 async fn killed_before_queueing() {
     let mut scenario = Scenario::begin("killed_before_queueing");
-    let mut relay = crash_setup(2).engine(Engine::Embedded).env("BREAKER_FAILURES", "1000").start().await;
+    let mut relay = crash_setup(2).engine(TestEngine::Embedded).env("BREAKER_FAILURES", "1000").start().await;
     relay.warm_up().await;
     inject_faults(&relay, scenario.seed, |plan| {
         plan.with(PostFault::ErrorBeforeStoring, 0.3).with(PostFault::QueueUnavailable, 0.1)

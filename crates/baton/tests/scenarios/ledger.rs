@@ -160,7 +160,7 @@ impl Ledger {
             }
         }
         for process in std::iter::once(&relay.api).chain(&relay.consumers) {
-            message.push_str(&format!("{}\n", process.story()));
+            message.push_str(&format!("{}\n", process.log_excerpt()));
         }
         panic!("{message}");
     }

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
 
@@ -20,9 +20,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 async fn sigterm_under_load() {
     let mut scenario = Scenario::begin("sigterm_under_load");
     // The servers accept more slowly; slower relayers and less concurrency keep a backlog all the same.
-    let (at_once, answer_after) = match Engine::from_env() {
-        Engine::Embedded => (16, Duration::from_millis(250)),
-        Engine::MySqlSqs | Engine::MySqlRabbitMq => (8, Duration::from_millis(400)),
+    let (at_once, answer_after) = match TestEngine::from_env() {
+        TestEngine::Embedded => (16, Duration::from_millis(250)),
+        TestEngine::MySqlSqs | TestEngine::MySqlRabbitMq => (8, Duration::from_millis(400)),
     };
     let setup = crash_setup(3).env("QUEUE_LEASE_MS", "60000").env("CONSUMER_CONCURRENCY", at_once.to_string());
     let drain_timeout = DRAIN_TIMEOUT.as_millis().to_string();
@@ -50,7 +50,7 @@ async fn sigterm_under_load() {
         let signalled = Instant::now();
         consumer.sigterm().unwrap();
         let exit = consumer.wait_exit(DRAIN_TIMEOUT).await.unwrap();
-        assert_eq!(exit.code(), Some(0), "{}", consumer.story());
+        assert_eq!(exit.code(), Some(0), "{}", consumer.log_excerpt());
         println!("  stopped after {:?}", signalled.elapsed());
         assert_eq!(until_final(&relay, SOON).await, None, "the other consumer takes the rest immediately");
         relay.consumers[round % 2].restart().await.unwrap();

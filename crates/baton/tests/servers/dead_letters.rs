@@ -1,7 +1,7 @@
 //! Messages that were received repeatedly and never settled, until SQS moved them to the dead letter queue. Their rows have
 //! attempts left, so the reconciler puts the messages back.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::wait::eventually_ok;
 
 use crate::load_client::LoadClient;
@@ -16,7 +16,7 @@ const TRANSACTIONS: usize = 200;
 async fn dead_letters_with_attempts_left() {
     let mut scenario = Scenario::begin("dead_letters_with_attempts_left");
     // The sweep of unclaimed rows is off: only the dead letters can bring the messages back.
-    let mut relay = short_timings().engine(Engine::MySqlSqs).env("RECONCILE_PENDING_MS", "600000").start().await;
+    let mut relay = short_timings().engine(TestEngine::MySqlSqs).env("RECONCILE_PENDING_MS", "600000").start().await;
     relay.warm_up().await;
     scenario.start_watching(&relay);
     relay.consumers.remove(0).kill9().await.unwrap();

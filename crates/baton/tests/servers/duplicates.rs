@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::PostFault;
 
 use crate::load_client::LoadClient;
@@ -20,7 +20,7 @@ const COPIES: usize = 2;
 #[tokio::test]
 async fn duplicates() {
     let mut scenario = Scenario::begin("duplicates");
-    let mut relay = short_timings().engine(Engine::MySqlSqs).env("REQUEST_TIMEOUT_MS", "30000").start().await;
+    let mut relay = short_timings().engine(TestEngine::MySqlSqs).env("REQUEST_TIMEOUT_MS", "30000").start().await;
     relay.warm_up().await;
     // Slow answers: the copy arrives while the original is being handled.
     inject_faults(&relay, scenario.seed, |plan| {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 
 use crate::load_client::{ClientAnswers, LoadClient};
@@ -11,7 +11,7 @@ use crate::outage::{OUTAGE_SERIALS, SINGLE_TRY_LOAD, load_during, start_on};
 use crate::relay_fixture::RelayFixture;
 use crate::scenario::Scenario;
 
-async fn frozen(name: &'static str, engine: Engine, server: Server) {
+async fn frozen(name: &'static str, engine: TestEngine, server: Server) {
     let mut scenario = Scenario::begin(name);
     let servers = Servers::of(engine).await;
     let relay = start_on(&servers).await;
@@ -59,20 +59,20 @@ async fn read_all(relay: &RelayFixture, base: &str, known: &str) {
 
 #[tokio::test]
 async fn mariadb_frozen() {
-    frozen("mariadb_frozen", Engine::MySqlSqs, Server::MariaDb).await;
+    frozen("mariadb_frozen", TestEngine::MySqlSqs, Server::MariaDb).await;
 }
 
 #[tokio::test]
 async fn sqs_frozen() {
-    frozen("sqs_frozen", Engine::MySqlSqs, Server::Sqs).await;
+    frozen("sqs_frozen", TestEngine::MySqlSqs, Server::Sqs).await;
 }
 
 #[tokio::test]
 async fn redis_frozen() {
-    frozen("redis_frozen", Engine::MySqlSqs, Server::Redis).await;
+    frozen("redis_frozen", TestEngine::MySqlSqs, Server::Redis).await;
 }
 
 #[tokio::test]
 async fn rabbitmq_frozen() {
-    frozen("rabbitmq_frozen", Engine::MySqlRabbitMq, Server::RabbitMq).await;
+    frozen("rabbitmq_frozen", TestEngine::MySqlRabbitMq, Server::RabbitMq).await;
 }

@@ -1,7 +1,7 @@
 //! A consumer is frozen within a database transaction while it holds row locks. The server rolls that transaction back, the
 //! other consumer continues with those rows, and the thawed consumer's writes are rejected.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection};
 
@@ -18,7 +18,7 @@ const STOPS_MAX: usize = 100;
 #[tokio::test]
 async fn frozen_with_locks() {
     let mut scenario = Scenario::begin("frozen_with_locks");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let mut relay = short_timings().on(&servers).start().await;
     relay.add_consumer().await;
     relay.warm_up().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 use harness::wait::eventually;
 
@@ -11,7 +11,7 @@ use crate::outage::{load_during, start_on};
 use crate::relay_fixture::{RelayFixture, SOON};
 use crate::scenario::Scenario;
 
-async fn killed(name: &'static str, engine: Engine, server: Server, times: usize) -> (RelayFixture, Servers) {
+async fn killed(name: &'static str, engine: TestEngine, server: Server, times: usize) -> (RelayFixture, Servers) {
     let mut scenario = Scenario::begin(name);
     let servers = Servers::of(engine).await;
     let relay = start_on(&servers).await;
@@ -47,13 +47,13 @@ async fn until_pending(client: &LoadClient) {
 
 #[tokio::test]
 async fn mariadb_killed() {
-    killed("mariadb_killed", Engine::MySqlSqs, Server::MariaDb, 3).await;
+    killed("mariadb_killed", TestEngine::MySqlSqs, Server::MariaDb, 3).await;
 }
 
 /// The emulator loses its messages and queues; the reconciler restores the messages from the rows.
 #[tokio::test]
 async fn sqs_killed() {
-    let (relay, _servers) = killed("sqs_killed", Engine::MySqlSqs, Server::Sqs, 2).await;
+    let (relay, _servers) = killed("sqs_killed", TestEngine::MySqlSqs, Server::Sqs, 2).await;
     let requeued = relay.consumer_metric(0, "baton_reconciler_total", "unclaimed").await;
     println!("  {requeued} messages were lost with the server and requeued");
     assert!(requeued > 0.0, "no message was lost with the server");
@@ -61,10 +61,10 @@ async fn sqs_killed() {
 
 #[tokio::test]
 async fn redis_killed() {
-    killed("redis_killed", Engine::MySqlSqs, Server::Redis, 3).await;
+    killed("redis_killed", TestEngine::MySqlSqs, Server::Redis, 3).await;
 }
 
 #[tokio::test]
 async fn rabbitmq_killed() {
-    killed("rabbitmq_killed", Engine::MySqlRabbitMq, Server::RabbitMq, 1).await;
+    killed("rabbitmq_killed", TestEngine::MySqlRabbitMq, Server::RabbitMq, 1).await;
 }

@@ -1,7 +1,7 @@
 //! MySQL has no connections left: other clients hold them all, and Baton's are closed. The API accepts nothing meanwhile;
 //! afterwards the pools reconnect without a restart.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::Servers;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 
@@ -15,7 +15,7 @@ const CONNECTIONS_MAX: usize = 10;
 #[tokio::test]
 async fn mysql_full() {
     let mut scenario = Scenario::begin("mysql_full");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let relay = start_on(&servers).await;
     scenario.start_watching(&relay);
     let mut root = MySqlConnection::connect(&servers.address("BATON_TEST_MYSQL_URL")).await.unwrap();

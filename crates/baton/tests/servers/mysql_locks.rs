@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection, Row};
 
@@ -18,7 +18,7 @@ const ROUNDS_MAX: usize = 40;
 #[tokio::test]
 async fn mysql_locks() {
     let mut scenario = Scenario::begin("mysql_locks");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let relay = start_on(&servers).await;
     scenario.start_watching(&relay);
     let mut root = MySqlConnection::connect(&servers.address("BATON_TEST_MYSQL_URL")).await.unwrap();

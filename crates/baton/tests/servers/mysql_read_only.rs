@@ -1,7 +1,7 @@
 //! MySQL becomes read-only under load, as an old primary does after a failover: the API accepts nothing and still answers
 //! reads. When MySQL accepts writes again, open transactions continue without having used up an attempt.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::Servers;
 use sqlx::{Connection, Executor, MySqlConnection};
 
@@ -12,7 +12,7 @@ use crate::scenario::Scenario;
 #[tokio::test]
 async fn mysql_read_only() {
     let mut scenario = Scenario::begin("mysql_read_only");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let relay = start_on(&servers).await;
     let known = relay.send_serial(crate::relay_fixture::WARM_UP + 1000).await;
     scenario.start_watching(&relay);

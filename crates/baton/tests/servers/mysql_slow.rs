@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::proxy::Mode;
 
 use crate::load_client::LoadClient;
@@ -13,7 +13,7 @@ use crate::scenario::Scenario;
 async fn mysql_slow() {
     let mut scenario = Scenario::begin("mysql_slow");
     let link = link_to("BATON_TEST_MYSQL_URL").await;
-    let relay = short_timings().engine(Engine::MySqlSqs).behind("DATABASE_URL", &link).start().await;
+    let relay = short_timings().engine(TestEngine::MySqlSqs).behind("DATABASE_URL", &link).start().await;
     relay.warm_up().await;
     scenario.start_watching(&relay);
     let seed = scenario.seed;

@@ -1,7 +1,7 @@
 //! The API's link to SQS is cut, silent or one-way while clients send: a request with 503 has no effect, a request with 202
 //! has one.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::proxy::Mode;
 
 use crate::load_client::{ClientAnswers, LoadClient};
@@ -12,7 +12,7 @@ use crate::scenario::Scenario;
 async fn queue_at_accept() {
     let mut scenario = Scenario::begin("queue_at_accept");
     let link = link_to("BATON_TEST_SQS_URL").await;
-    let relay = short_timings().engine(Engine::MySqlSqs).api_behind("SQS_ENDPOINT_URL", &link).start().await;
+    let relay = short_timings().engine(TestEngine::MySqlSqs).api_behind("SQS_ENDPOINT_URL", &link).start().await;
     relay.warm_up().await;
     scenario.start_watching(&relay);
     let seed = scenario.seed;

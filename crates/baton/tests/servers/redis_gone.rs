@@ -1,6 +1,6 @@
 //! Redis is killed for good: the relay continues, and no reader sees an error or a status that moves back.
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 
 use crate::load_client::{ClientAnswers, LoadClient};
@@ -11,7 +11,7 @@ use crate::scenario::Scenario;
 #[tokio::test]
 async fn redis_gone() {
     let mut scenario = Scenario::begin("redis_gone");
-    let servers = Servers::of(Engine::MySqlSqs).await;
+    let servers = Servers::of(TestEngine::MySqlSqs).await;
     let relay = start_on(&servers).await;
     scenario.start_watching(&relay);
     // Some of these are cached, and some are not final yet.

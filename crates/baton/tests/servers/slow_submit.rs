@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::proxy::Mode;
 use harness::relayer::PostFault;
 use harness::wait::eventually_ok;
@@ -21,7 +21,7 @@ async fn slow_submit() {
     let mut scenario = Scenario::begin("slow_submit");
     let link = link_to("BATON_TEST_SQS_URL").await;
     let mut relay = short_timings()
-        .engine(Engine::MySqlSqs)
+        .engine(TestEngine::MySqlSqs)
         .env("QUEUE_LEASE_MS", LEASE_MS.to_string())
         .env("RELAYER_SUBMIT_TIMEOUT_MS", "8000")
         .env("RELAYER_HANDLER_TIMEOUT_MS", "8000")

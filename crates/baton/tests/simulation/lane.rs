@@ -10,10 +10,11 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use baton::config::RelayMode;
 use baton::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission, Memory, RelayerListing};
 use baton::relay::relayer::client::{Answer, NotTaken};
 use baton::relay::request::call::Call;
-use baton::relay::state::report::{Mode, Report, Source, Verdict};
+use baton::relay::state::report::{Report, Source, Verdict};
 use baton::relay::state::transaction::{
     Claim, ConsumerId, Moved, NextStep, Refused, RelayerTxId, RelayerUrl, Status, Transaction, UnknownCause,
     UnknownOutcome,
@@ -277,7 +278,7 @@ impl Lane {
         let mode = self.sim.w().mode;
         match row.next_step() {
             NextStep::Submit => self.submit(row).await,
-            NextStep::Follow if mode == Mode::Confirm => self.follow(index).await,
+            NextStep::Follow if mode == RelayMode::Confirm => self.follow(index).await,
             NextStep::Follow | NextStep::Nothing => Ok(Outcome::Done),
             NextStep::Bury(_) => Ok(Outcome::Dead),
             NextStep::LeaveAlone => Ok(Outcome::Retry(ms(CLOCKS.claim_check))),
@@ -419,8 +420,8 @@ impl Lane {
         }
         let mode = self.sim.w().mode;
         match mode {
-            Mode::FireAndForget => Ok(Outcome::Done),
-            Mode::Confirm => self.follow(index).await,
+            RelayMode::FireAndForget => Ok(Outcome::Done),
+            RelayMode::Confirm => self.follow(index).await,
         }
     }
 

@@ -11,12 +11,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use baton::config::{RelayMode, Timings};
 use baton::relay::relayer::client::Answer;
 use baton::relay::request::call::DirectRequest;
-use baton::relay::state::report::{Mode, Report};
+use baton::relay::state::report::Report;
 use baton::relay::state::transaction::{
-    Binding, ConsumerId, FailedBy, Moved, Progress, RelayerTxId, RelayerUrl, Status, Timings, Transaction,
-    TransactionId,
+    Binding, ConsumerId, FailedBy, Moved, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
 };
 use baton::timestamp::Timestamp;
 use serde_json::json;
@@ -353,7 +353,7 @@ pub enum Stored {
 pub struct World {
     pub fixtures: Rc<Fixtures>,
     pub mutation: Mutation,
-    pub mode: Mode,
+    pub mode: RelayMode,
     pub faults: u32,
     pub now: i64,
     pub rng: Rng,
@@ -456,7 +456,7 @@ impl World {
         // Each world has some kinds of faults and not others: everything at once hides more than it shows.
         let mut faults = (rng.next() & rng.next()) as u32 | (rng.next() & rng.next() & rng.next()) as u32;
         faults |= setup.forced;
-        let mode = if rng.one_in(8) { Mode::Confirm } else { Mode::FireAndForget };
+        let mode = if rng.one_in(8) { RelayMode::Confirm } else { RelayMode::FireAndForget };
         let skewed = faults & (1 << Fault::Skew as u32) != 0;
         let relayers = [0, 1].map(|_| Relayer::new(&mut rng, skewed));
         let consumers = 2 + rng.below(2);
@@ -590,7 +590,7 @@ impl World {
         let made = self.now - 1_000_000 - index as i64 * 1000;
         let (tx_id, report) = self.add_old_record(relayer, HISTORY, made);
         let mut row = self.fixtures.accepted(index, HISTORY, made);
-        row.status = if self.mode == Mode::Confirm { Status::Success } else { Status::Confirmed };
+        row.status = if self.mode == RelayMode::Confirm { Status::Success } else { Status::Confirmed };
         row.hash.clone_from(&report.hash);
         row.check_at = None;
         row.binding = Some(Binding {

@@ -1,22 +1,22 @@
-//! A consumer dies again and again beside one that lives: what it held comes back to the queue, rows that it had committed
-//! without saying so come twice, and each user is one row.
+//! One of two consumers is killed repeatedly: the broker delivers the messages it held again, rows that it had committed but
+//! not acknowledged are inserted twice, and each user is one row.
 
 use std::time::Duration;
 
-use crate::stand::{Plan, SOON, Servers};
-use crate::story::{Story, crowd, users};
+use crate::fixture::{SOON, Servers, UsersSetup};
+use crate::scenario::{Scenario, enrol_users, users};
 
 #[tokio::test]
 async fn consumer_killed() {
-    let mut story = Story::begin("consumer_killed");
-    let mut stand = Plan::on(Servers::shared()).env("LOG_LEVEL", "warn").start().await;
-    stand.add_consumer().await;
-    stand.add_consumer().await;
-    let (mut mortal, base) = stand.consumers.pop().unwrap();
-    let killing = story.kill_again_and_again(&mut mortal, 12, Duration::from_millis(900));
-    let (promises, ()) = tokio::join!(crowd(&stand, users()), killing);
-    assert_eq!(promises.accepted.len(), users(), "the API never failed: {promises:?}");
-    mortal.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
-    stand.consumers.push((mortal, base));
-    story.end(&stand, &promises).await;
+    let mut scenario = Scenario::begin("consumer_killed");
+    let mut fixture = UsersSetup::on(Servers::shared()).env("LOG_LEVEL", "warn").start().await;
+    fixture.add_consumer().await;
+    fixture.add_consumer().await;
+    let (mut victim, base) = fixture.consumers.pop().unwrap();
+    let killing = scenario.kill_repeatedly(&mut victim, 12, Duration::from_millis(900));
+    let (answers, ()) = tokio::join!(enrol_users(&fixture, users()), killing);
+    assert_eq!(answers.accepted.len(), users(), "the API never failed: {answers:?}");
+    victim.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+    fixture.consumers.push((victim, base));
+    scenario.end(&fixture, &answers).await;
 }

@@ -1,5 +1,5 @@
-//! One message in a hundred is no user, in every way that we know of. Each of them is set aside with its error, and no
-//! other message suffers for it.
+//! One message in a hundred is not a valid user, in five different ways. Each of them is quarantined with its error, and
+//! every other message becomes a row.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use rand::RngExt;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::stand::{LATER, Plan, Servers};
-use crate::story::{Story, users};
+use crate::fixture::{LATER, Servers, UsersSetup};
+use crate::scenario::{Scenario, users};
 
 const WINDOW: usize = 500;
 
 #[tokio::test]
 async fn one_in_a_hundred_is_malformed() {
-    let mut story = Story::begin("one_in_a_hundred_is_malformed");
-    let mut stand = Plan::on(Servers::shared()).env("LOG_LEVEL", "warn").start().await;
+    let mut scenario = Scenario::begin("one_in_a_hundred_is_malformed");
+    let mut fixture = UsersSetup::on(Servers::shared()).env("LOG_LEVEL", "warn").start().await;
     let bad = |number: usize| match number % 5 {
         0 => format!("{{not json {number}").into_bytes(),
         1 => json!({ "id": Uuid::new_v4(), "name": format!("only a name {number}") }).to_string().into_bytes(),
@@ -30,7 +30,7 @@ async fn one_in_a_hundred_is_malformed() {
     let mut malformed = 0;
     let bodies: Vec<Vec<u8>> = (0..users())
         .map(|number| {
-            if story.dice.random_range(0..100) == 0 {
+            if scenario.rng.random_range(0..100) == 0 {
                 malformed += 1;
                 bad(number)
             } else {
@@ -39,10 +39,10 @@ async fn one_in_a_hundred_is_malformed() {
             }
         })
         .collect();
-    let connection = Connection::connect(&stand.env["RABBITMQ_URL"], ConnectionProperties::default()).await.unwrap();
+    let connection = Connection::connect(&fixture.env["RABBITMQ_URL"], ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
     channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
-    let name = stand.env["USERS_QUEUE_NAME"].clone();
+    let name = fixture.env["USERS_QUEUE_NAME"].clone();
     let publish = |body: Vec<u8>| {
         let (channel, name) = (channel.clone(), name.clone());
         async move {
@@ -53,30 +53,30 @@ async fn one_in_a_hundred_is_malformed() {
             assert!(sent.unwrap().await.unwrap().is_ack());
         }
     };
-    stand.add_consumer().await;
+    fixture.add_consumer().await;
     futures::stream::iter(bodies).map(publish).buffered(WINDOW).collect::<Vec<_>>().await;
-    eventually(LATER, "each to be a row or set aside", || async {
-        let (rows, _, aside) = stand.count().await;
-        (rows + aside == users() as i64).then_some(())
+    eventually(LATER, "each to be a row or quarantined", || async {
+        let (rows, _, quarantined) = fixture.count().await;
+        (rows + quarantined == users() as i64).then_some(())
     })
     .await;
-    stand.until_quiet(LATER).await;
-    let (rows, distinct, aside) = stand.count().await;
+    fixture.until_quiet(LATER).await;
+    let (rows, distinct, quarantined) = fixture.count().await;
     println!(
-        "SUMMARY scenario=one_in_a_hundred_is_malformed seed={} published={} rows={rows} set_aside={aside} duplicates={}",
-        story.seed,
+        "SUMMARY scenario=one_in_a_hundred_is_malformed seed={} published={} rows={rows} quarantined={quarantined} duplicates={}",
+        scenario.seed,
         users(),
         rows - distinct
     );
-    assert_eq!((rows, aside), (users() as i64 - malformed, malformed));
+    assert_eq!((rows, quarantined), (users() as i64 - malformed, malformed));
     assert_eq!(rows, distinct);
     let errors: Vec<(String, i64)> =
         sqlx::query_as("SELECT split_part(error, '(', 1), COUNT(*) FROM users_set_aside GROUP BY 1")
-            .fetch_all(&mut stand.rows().await)
+            .fetch_all(&mut fixture.rows().await)
             .await
             .unwrap();
     let errors: BTreeMap<_, _> = errors.into_iter().collect();
     println!("{errors:?}");
     assert!(errors.keys().all(|error| error.starts_with("invalid user: ")), "{errors:?}");
-    assert_eq!(errors.len(), 4, "each kind has its own words: {errors:?}");
+    assert_eq!(errors.len(), 4, "each kind of fault has its own error: {errors:?}");
 }

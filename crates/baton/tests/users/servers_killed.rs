@@ -1,19 +1,19 @@
-//! RabbitMQ and PostgreSQL die under load, each several times, and come back with their data. Nothing that was accepted is
-//! missing, nothing that was refused appears.
+//! RabbitMQ and PostgreSQL are killed under load, each twice, and restarted with their data. No accepted user is missing, and
+//! no refused user appears.
 
 use std::time::Duration;
 
 use harness::servers::{self, Server};
 
-use crate::stand::{Plan, Servers, Stand};
-use crate::story::{Story, crowd, users};
+use crate::fixture::{Servers, UsersFixture, UsersSetup};
+use crate::scenario::{Scenario, enrol_users, users};
 
 async fn under_load(name: &'static str, server: Server) {
-    let mut story = Story::begin(name);
+    let mut scenario = Scenario::begin(name);
     let servers = servers::Servers::running(&[Server::Postgres, Server::RabbitMq]).await;
-    let mut stand = stand(&servers).await;
-    stand.add_consumer().await;
-    let pauses = [story.moment(Duration::from_secs(2)), story.moment(Duration::from_secs(3))];
+    let mut fixture = start(&servers).await;
+    fixture.add_consumer().await;
+    let pauses = [scenario.random_pause(Duration::from_secs(2)), scenario.random_pause(Duration::from_secs(3))];
     let killing = async {
         for pause in pauses {
             tokio::time::sleep(pause).await;
@@ -21,15 +21,15 @@ async fn under_load(name: &'static str, server: Server) {
             servers.restart(server).await;
         }
     };
-    let (promises, ()) = tokio::join!(crowd(&stand, users()), killing);
-    story.kills = pauses.len();
-    assert!(promises.accepted.len() >= users() / 2, "{} accepted", promises.accepted.len());
-    story.end(&stand, &promises).await;
+    let (answers, ()) = tokio::join!(enrol_users(&fixture, users()), killing);
+    scenario.kills = pauses.len();
+    assert!(answers.accepted.len() >= users() / 2, "{} accepted", answers.accepted.len());
+    scenario.end(&fixture, &answers).await;
 }
 
-async fn stand(servers: &servers::Servers) -> Stand {
+async fn start(servers: &servers::Servers) -> UsersFixture {
     let (amqp, postgres) = (servers.address("BATON_TEST_AMQP_URL"), servers.address("BATON_TEST_POSTGRES_URL"));
-    Plan::on(Servers { amqp, postgres }).env("LOG_LEVEL", "warn").start().await
+    UsersSetup::on(Servers { amqp, postgres }).env("LOG_LEVEL", "warn").start().await
 }
 
 #[tokio::test]

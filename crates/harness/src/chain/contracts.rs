@@ -1,6 +1,6 @@
 //! The contracts that tests deploy: OpenZeppelin's forwarder, and our token that trusts it (`contracts/Token.sol`).
 //!
-//! What a user signs for the forwarder is written down here once more, on purpose: not with the product's own types.
+//! The forwarder's request is defined here again, independently of the product's own types, on purpose.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use super::{CHAIN_ID, Chain, PrivateKeySigner, TransactionRequest};
 use crate::engine::server;
 
 sol! {
-    /// What a user signs.
+    /// The typed data that a user signs.
     #[derive(Debug, PartialEq, Eq)]
     struct ForwardRequest {
         address from;
@@ -27,7 +27,7 @@ sol! {
     /// OpenZeppelin's ERC2771Forwarder.
     #[derive(Debug, PartialEq, Eq)]
     contract Forwarder {
-        /// What `execute` takes: the nonce is the contract's own.
+        /// The argument of `execute`: without a nonce, which the contract keeps itself.
         struct ForwardRequestData {
             address from;
             address to;
@@ -61,25 +61,25 @@ sol! {
 
 /// The name in the forwarder's domain.
 pub const FORWARDER_NAME: &str = "Test Forwarder";
-/// All the tokens there are, at first the owner's.
+/// The total supply, owned by the owner at first.
 const SUPPLY: u128 = 1_000_000 * super::ETHER;
 
-/// A forwarder and a token of a test's own.
+/// A test's own forwarder and token.
 pub struct Contracts {
     chain: Chain,
-    /// Where the forwarder is.
+    /// Address of the forwarder.
     pub forwarder: Address,
-    /// Where the token is.
+    /// Address of the token.
     pub token: Address,
-    /// Who has all the tokens at first, and some ether.
+    /// Owns all tokens at first, and some ether.
     pub owner: PrivateKeySigner,
 }
 
 impl Contracts {
-    /// Deploys them.
+    /// Deploys both contracts.
     ///
     /// # Panics
-    /// When that does not work, or nobody has said where the compiled contracts are.
+    /// When the deployment fails, or `BATON_TEST_CONTRACTS` is not set.
     pub async fn deploy(chain: &Chain) -> Self {
         let owner = chain.funded_key().await;
         let name = Forwarder::constructorCall { name: FORWARDER_NAME.to_owned() };
@@ -89,7 +89,7 @@ impl Contracts {
         Self { chain: chain.clone(), forwarder, token, owner }
     }
 
-    /// Gives somebody tokens.
+    /// Transfers tokens from the owner.
     ///
     /// # Panics
     /// When the chain does not answer.
@@ -99,12 +99,12 @@ impl Contracts {
         assert!(self.chain.send(&self.owner, request).await.status(), "the owner has tokens");
     }
 
-    /// How many tokens somebody has.
+    /// Token balance.
     pub async fn tokens(&self, owner: Address) -> U256 {
         self.ask(self.token, Token::balanceOfCall { owner }).await
     }
 
-    /// Who called the token's `touch` last, as the token sees it.
+    /// The last caller of the token's `touch`, as the token sees it.
     pub async fn last_caller(&self) -> Address {
         self.ask(self.token, Token::lastCallerCall {}).await
     }
@@ -119,7 +119,7 @@ impl Contracts {
         self.ask(self.forwarder, Forwarder::verifyCall { request: request.clone().signed(signature.clone()) }).await
     }
 
-    /// A request of that signer to call the token, good for an hour, with the nonce that is next.
+    /// A request of this signer to call the token, valid for an hour, with the next nonce.
     pub async fn request(&self, from: Address, data: Vec<u8>) -> ForwardRequest {
         let hour = u64::try_from(time::OffsetDateTime::now_utc().unix_timestamp()).expect("after 1970") + 3600;
         ForwardRequest {
@@ -146,7 +146,7 @@ impl Contracts {
 }
 
 impl ForwardRequest {
-    /// What `execute` takes.
+    /// The argument of `execute`.
     pub fn signed(self, signature: Bytes) -> Forwarder::ForwardRequestData {
         let Self { from, to, value, gas, deadline, data, .. } = self;
         Forwarder::ForwardRequestData { from, to, value, gas, deadline, data, signature }

@@ -1,4 +1,4 @@
-//! The harness tested: a fake neighbour that does not do what it says proves nothing about its users.
+//! Tests of the harness: a fake service that does not do what it promises proves nothing about the product.
 
 mod link;
 mod relayer;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use harness::relayer::{Relayer, RelayerOptions};
 use serde_json::{Value, json};
 
-/// Long enough for a busy machine; nothing waits for it when all is well.
+/// Long enough for a busy machine; successful tests do not wait for it.
 const SOON: Duration = Duration::from_secs(10);
 const KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
 
@@ -18,7 +18,7 @@ async fn start(id: &str) -> Relayer {
     Relayer::start(RelayerOptions::new(id)).await
 }
 
-/// A body that the relayer accepts, told apart by its data.
+/// A body that the relayer accepts, distinguished by its data.
 fn body(serial: u32) -> Value {
     json!({
         "to": "0x90F79bf6EB2c4f870365E785982E1f101E93b906", "value": "1000", "data": format!("0x{serial:08x}"),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use harness::{
-    ledger::Books,
+    ledger::EffectLedger,
     relayer::{
         Dialect, FaultPlan, Faults, Memory, Outcome, PostFault, ReadFault, Relayer, RelayerOptions, Status, hex_amount,
     },
@@ -71,7 +71,7 @@ async fn each_relayer_counts_its_own_nonces() {
 }
 
 #[tokio::test]
-async fn refusals_are_those_of_the_real_relayer() {
+async fn requests_are_refused_as_by_the_real_relayer() {
     let relayer = start("relayer-a").await;
     let with = |name: &str, value: Value| {
         let mut body = body(1);
@@ -119,7 +119,7 @@ async fn refusals_are_those_of_the_real_relayer() {
 }
 
 #[tokio::test]
-async fn the_key_is_asked_for_everywhere_but_at_health() {
+async fn every_call_but_health_needs_the_key() {
     let relayer = start("relayer-a").await;
     let client = harness::http_client();
     let list = format!("{}/api/v1/relayers", relayer.url());
@@ -168,7 +168,7 @@ async fn lists_are_paged_filtered_and_newest_first() {
 }
 
 #[tokio::test]
-async fn faults_with_an_answer_answer_so_and_store_or_not() {
+async fn faults_with_an_answer_store_a_record_or_not() {
     let relayer = start("relayer-a").await;
     let cases = [
         (PostFault::Unauthorized, 401),
@@ -189,7 +189,7 @@ async fn faults_with_an_answer_answer_so_and_store_or_not() {
         let (answered, answer) = send(&relayer, &body(serial).to_string()).await.unwrap();
         assert_eq!(answered, status, "{fault:?}");
         assert_eq!(relayer.accepted().len() - before, usize::from(fault.stores()), "{fault:?}");
-        assert!(answer["data"]["id"].is_null(), "{fault:?} must not tell the id: {answer}");
+        assert!(answer["data"]["id"].is_null(), "{fault:?} must not show the id: {answer}");
         assert_eq!(send(&relayer, &body(99).to_string()).await.unwrap().0, 200, "only the next one is struck");
     }
     let left = relayer.records().into_iter().find(|record| record.status_reason.is_some()).unwrap();
@@ -254,19 +254,19 @@ async fn the_same_seed_gives_the_same_faults() {
     for seed in [7, 7, 8] {
         let relayer = start("relayer-a").await;
         relayer.set_faults(Faults::planned(FaultPlan::storm(seed)));
-        let mut story = Vec::new();
+        let mut statuses = Vec::new();
         for serial in 0..60 {
-            story.push(send(&relayer, &body(serial).to_string()).await.map(|(status, _)| status).unwrap_or(0));
+            statuses.push(send(&relayer, &body(serial).to_string()).await.map(|(status, _)| status).unwrap_or(0));
         }
         assert!(relayer.faults_struck().len() >= 4, "{:?}", relayer.faults_struck());
-        runs.push(story);
+        runs.push(statuses);
     }
     assert_eq!(runs[0], runs[1]);
     assert_ne!(runs[0], runs[2]);
 }
 
 #[tokio::test]
-async fn a_rule_strikes_the_requests_it_names() {
+async fn a_rule_applies_to_the_requests_that_it_names() {
     let relayer = start("relayer-a").await;
     relayer.set_post_rule(|request| (request["data"] == "0x00000002").then_some(PostFault::Status(409)));
     relayer.set_outcome_rule(|request| (request["data"] == "0x00000001").then_some(Outcome::Reverted));
@@ -323,7 +323,7 @@ async fn a_jam_holds_everything_at_submitted() {
 }
 
 #[tokio::test]
-async fn flags_refuse_and_are_shown() {
+async fn a_paused_or_disabled_relayer_refuses_and_shows_it() {
     let relayer = start("relayer-a").await;
     relayer.set_balance("0");
     for (faults, message) in [
@@ -383,7 +383,7 @@ async fn the_rate_limit_answers_429() {
 }
 
 #[tokio::test]
-async fn the_older_dialect_is_spoken_on_request() {
+async fn the_older_dialect_can_be_chosen() {
     let options = RelayerOptions { dialect: Dialect::Spec, ..RelayerOptions::new("relayer-1") };
     let relayer = Relayer::start(options).await;
     let (_, list) = read(&relayer, "").await.unwrap();
@@ -406,7 +406,7 @@ async fn the_older_dialect_is_spoken_on_request() {
 }
 
 #[tokio::test]
-async fn the_books_find_what_is_lost_doubled_or_unasked() {
+async fn the_ledger_finds_lost_doubled_and_unpromised_effects() {
     let (a, b) = (start("relayer-a").await, start("relayer-b").await);
     for (relayer, serial) in [(&a, 1), (&a, 2), (&b, 2), (&b, 3)] {
         send(relayer, &body(serial).to_string()).await.unwrap();
@@ -414,17 +414,17 @@ async fn the_books_find_what_is_lost_doubled_or_unasked() {
     let key = |serial: u32| format!("0x{serial:08x}");
     let compare = |serials: &[u32]| {
         let promised: Vec<_> = serials.iter().map(|serial| (format!("our-{serial}"), key(*serial))).collect();
-        Books::compare(promised, [&a, &b], |accepted| accepted.field("data"))
+        EffectLedger::compare(promised, [&a, &b], |accepted| accepted.field("data"))
     };
-    let books = compare(&[1, 2, 4]);
-    assert_eq!(books.once, 1);
-    assert_eq!(books.lost, [("our-4".to_owned(), key(4))]);
-    assert_eq!((books.duplicates[0].0.as_str(), books.duplicates[0].1.len()), (key(2).as_str(), 2));
-    assert_eq!(books.extras[0].0, key(3));
-    let table = books.to_string();
+    let ledger = compare(&[1, 2, 4]);
+    assert_eq!(ledger.once, 1);
+    assert_eq!(ledger.lost, [("our-4".to_owned(), key(4))]);
+    assert_eq!((ledger.duplicates[0].0.as_str(), ledger.duplicates[0].1.len()), (key(2).as_str(), 2));
+    assert_eq!(ledger.extras[0].0, key(3));
+    let table = ledger.to_string();
     assert!(table.contains("our-4") && table.contains("at relayer-b"), "{table}");
     assert!(!compare(&[1, 2, 3]).is_at_most_once());
-    assert!(std::panic::catch_unwind(|| books.assert_at_most_once()).is_err());
+    assert!(std::panic::catch_unwind(|| ledger.assert_at_most_once()).is_err());
     assert_eq!(a.count_by(|accepted| accepted.field("data"))[&key(2)], 1);
 }
 

@@ -19,7 +19,7 @@ fn ports_are_below_the_ephemeral_range_and_given_out_once() {
 }
 
 #[tokio::test]
-async fn waiting_in_vain_says_for_what_and_what_was_seen_last() {
+async fn a_failed_wait_names_the_condition_and_the_last_probe() {
     let waiting = tokio::spawn(async {
         eventually_ok(Duration::from_millis(60), "the moon", || async { Err::<(), _>("only clouds") }).await;
     });
@@ -27,7 +27,7 @@ async fn waiting_in_vain_says_for_what_and_what_was_seen_last() {
     let message = panic.downcast_ref::<String>().expect("a text");
     assert!(message.contains("the moon") && message.contains("only clouds"), "{message}");
     assert!(message.contains("tools.rs"), "the caller is named: {message}");
-    // A probe that never answers is not waited for either.
+    // The deadline also holds for a probe that never returns.
     let waiting = tokio::spawn(eventually(Duration::from_millis(60), "x", std::future::pending::<Option<()>>));
     assert!(waiting.await.is_err());
 }
@@ -58,11 +58,11 @@ async fn a_program_stops_on_sigterm_and_starts_again_with_the_same_settings() {
     process.kill9().await.unwrap();
     assert!(!process.is_running());
     assert!(process.sigterm().is_err());
-    assert!(process.story().contains("bye"));
+    assert!(process.log_excerpt().contains("bye"));
 }
 
 #[tokio::test]
-async fn a_frozen_program_does_nothing_until_it_goes_on() {
+async fn a_frozen_program_does_nothing_until_it_continues() {
     let mut process = shell("while :; do echo tick; sleep 0.01; done").start().unwrap();
     let ticks = |process: &harness::process::Process| process.output().lines().count();
     eventually(SOON, "ticks", || async { (ticks(&process) > 3).then_some(()) }).await;
@@ -81,7 +81,7 @@ async fn a_frozen_program_does_nothing_until_it_goes_on() {
 }
 
 #[tokio::test]
-async fn readiness_is_waited_for_and_an_early_end_is_told_with_the_log() {
+async fn waiting_for_readiness_reports_an_early_end_with_the_log() {
     let sink = Sink::start().await;
     let mut process = shell("sleep 600").start().unwrap();
     process.wait_ready(&sink.url(), SOON).await.unwrap();

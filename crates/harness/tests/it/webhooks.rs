@@ -1,4 +1,4 @@
-//! What the relayer tells, how it signs, and how its webhooks go wrong.
+//! The relayer's webhooks: content, signatures and faults.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn the_signature_is_the_measured_one() {
 }
 
 #[tokio::test]
-async fn every_change_is_told_in_order_and_signed() {
+async fn every_change_sends_a_signed_webhook_in_order() {
     let (sink, relayer) = pair().await;
     let (_, answer) = send(&relayer, &body(1).to_string()).await.unwrap();
     let received = sink.wait_for(3, SOON).await;
@@ -142,7 +142,7 @@ async fn webhooks_can_come_before_the_answer() {
 }
 
 #[tokio::test]
-async fn a_double_send_is_told_after_the_confirmation() {
+async fn a_double_send_is_reported_after_the_confirmation() {
     let (sink, relayer) = pair().await;
     relayer.set_faults(Faults::with_outcome(Outcome::SentTwice));
     send(&relayer, &body(1).to_string()).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_double_send_is_told_after_the_confirmation() {
 }
 
 #[tokio::test]
-async fn going_out_of_service_is_told() {
+async fn a_change_of_the_disabled_flag_sends_a_webhook() {
     let (sink, relayer) = pair().await;
     relayer.set_system_disabled(true);
     relayer.set_system_disabled(false);
@@ -174,9 +174,9 @@ async fn the_older_dialect_signs_flat_bodies_in_hex() {
     assert_eq!(request.send().await.unwrap().status(), 200);
     let received = sink.wait_for(3, SOON).await;
     assert_eq!(received[2].header("x-oz-signature"), Some(sign_hex(KEY, &received[2].body).as_str()));
-    let told = received[2].json();
-    assert_eq!((told["status"].as_str(), told["confirmedAt"].is_string()), (Some("confirmed"), true));
-    assert_eq!(told["transactionId"], relayer.records()[0].id);
+    let reported = received[2].json();
+    assert_eq!((reported["status"].as_str(), reported["confirmedAt"].is_string()), (Some("confirmed"), true));
+    assert_eq!(reported["transactionId"], relayer.records()[0].id);
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
-//! A queue in memory, for tests and examples: the same rules as the durable ones in one mutex. It forgets everything
-//! with the process.
+//! A queue in memory, for tests and examples: the rules of the durable backends behind one mutex. Its messages end with
+//! the process.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -10,13 +10,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Capabilities, Depth, Queue, QueueError, QueueOptions};
+use super::{Capabilities, Depth, NO_REASON, Queue, QueueError, QueueOptions, burial_reason, check_size};
+use crate::lock::lock;
 use crate::message::{Attributes, DeadLetter, Message, MessageId, Outgoing, Receipt};
 
-/// A wait or delay longer than this is this long.
+/// Upper limit of waits and delays; longer ones are shortened to it.
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A queue in memory. Cloning it is cheap and gives the same one.
+/// A queue in memory. Clones share the same queue.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -31,28 +32,28 @@ const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// ```
 #[derive(Clone)]
 pub struct MemoryQueue {
-    inner: Arc<Inner>,
+    state: Arc<MemoryQueueState>,
 }
 
-struct Inner {
+struct MemoryQueueState {
     name: String,
     options: QueueOptions,
-    state: Mutex<State>,
+    table: Mutex<MessageTable>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    /// Grows with each message, so that it orders them by age.
+struct MessageTable {
+    /// Grows with each message and each burial, so it orders both.
     last_number: u64,
     last_token: u64,
-    live: HashMap<u64, Live>,
-    /// The live messages by when they are due, then by age: the front is what to deliver next.
+    live: HashMap<u64, LiveMessage>,
+    /// Live messages in delivery order: by due time, then by age.
     due: BTreeSet<(Instant, u64)>,
-    dead: BTreeMap<u64, Dead>,
+    dead: BTreeMap<u64, DeadMessage>,
 }
 
-struct Live {
+struct LiveMessage {
     id: MessageId,
     body: Vec<u8>,
     attributes: Attributes,
@@ -63,7 +64,7 @@ struct Live {
     token: Option<u64>,
 }
 
-struct Dead {
+struct DeadMessage {
     letter: DeadLetter,
     expires_at: Instant,
 }
@@ -71,71 +72,71 @@ struct Dead {
 impl MemoryQueue {
     /// An empty queue.
     pub fn new(name: impl Into<String>, options: QueueOptions) -> Self {
-        let inner = Inner { name: name.into(), options, state: Mutex::default(), changed: Notify::new() };
-        Self { inner: Arc::new(inner) }
+        let state = MemoryQueueState { name: name.into(), options, table: Mutex::default(), changed: Notify::new() };
+        Self { state: Arc::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, MessageTable> {
+        lock(&self.state.table)
     }
 
-    /// What is due now, leased; or else when to look again.
+    /// Leases the messages that are due. `Err` if none is: when the next one becomes due, if there is any.
     fn take(&self, max: usize) -> Result<Vec<Message>, Option<Instant>> {
         let now = Instant::now();
-        let options = &self.inner.options;
-        let mut state = self.state();
-        state.dead.retain(|_, dead| dead.expires_at > now);
+        let options = &self.state.options;
+        let mut table = self.table();
+        table.dead.retain(|_, dead| dead.expires_at > now);
         let mut messages = Vec::new();
         while messages.len() < max {
-            let Some(&(visible_at, number)) = state.due.first() else { break };
+            let Some(&(visible_at, number)) = table.due.first() else { break };
             if visible_at > now {
                 break;
             }
-            let Some(live) = state.live.get(&number) else { break };
-            let receives = live.receives;
-            if live.expires_at <= now {
-                state.bury(number, "retention over".into(), true, options.retention);
-            } else if options.receives_max.is_some_and(|max| receives >= max) {
-                let reason = format!("received {receives} times without being settled");
-                state.bury(number, reason, true, options.retention);
+            let Some(live) = table.live.get(&number) else { break };
+            if let Some(reason) = burial_reason(live.expires_at <= now, live.receives, options.receives_max) {
+                table.bury(number, reason, true, options.retention);
             } else {
-                state.last_token += 1;
-                let token = state.last_token;
-                messages.extend(state.lease(number, token, now + options.lease));
+                table.last_token += 1;
+                let token = table.last_token;
+                messages.extend(table.lease(number, token, now + options.lease));
             }
         }
-        if messages.is_empty() { Err(state.due.first().map(|(visible_at, _)| *visible_at)) } else { Ok(messages) }
+        if messages.is_empty() { Err(table.due.first().map(|(visible_at, _)| *visible_at)) } else { Ok(messages) }
     }
 
-    /// Applies `change` to each message whose lease the receipt still names.
+    /// Applies `change` to each message whose current lease has this receipt.
     fn settle<'a, E: 'a>(
         &self,
         entries: impl Iterator<Item = (&'a Receipt, E)>,
-        change: impl Fn(&mut State, u64, E),
+        change: impl Fn(&mut MessageTable, u64, E),
     ) -> Vec<Result<(), QueueError>> {
-        let mut state = self.state();
+        let mut table = self.table();
         let settle_one = |(receipt, extra): (&Receipt, E)| {
-            let number = state.holder(receipt).ok_or(QueueError::LeaseLost)?;
-            change(&mut state, number, extra);
+            let number = table.leased_number(receipt).ok_or(QueueError::LeaseLost)?;
+            change(&mut table, number, extra);
             Ok(())
         };
         let answers = entries.map(settle_one).collect();
-        drop(state);
-        self.inner.changed.notify_waiters();
+        drop(table);
+        self.state.changed.notify_waiters();
         answers
     }
 
-    fn change_dead(&self, ids: &[MessageId], change: impl Fn(&mut State, Dead)) -> Vec<Result<(), QueueError>> {
-        let mut state = self.state();
+    fn change_dead(
+        &self,
+        ids: &[MessageId],
+        change: impl Fn(&mut MessageTable, DeadMessage),
+    ) -> Vec<Result<(), QueueError>> {
+        let mut table = self.table();
         let change_one = |id: &MessageId| {
-            let number = state.dead_number(id).ok_or(QueueError::NotFound)?;
-            let dead = state.dead.remove(&number).ok_or(QueueError::NotFound)?;
-            change(&mut state, dead);
+            let number = table.dead_number(id).ok_or(QueueError::NotFound)?;
+            let dead = table.dead.remove(&number).ok_or(QueueError::NotFound)?;
+            change(&mut table, dead);
             Ok(())
         };
         let answers = ids.iter().map(change_one).collect();
-        drop(state);
-        self.inner.changed.notify_waiters();
+        drop(table);
+        self.state.changed.notify_waiters();
         answers
     }
 }
@@ -143,7 +144,7 @@ impl MemoryQueue {
 #[async_trait]
 impl Queue for MemoryQueue {
     fn name(&self) -> &str {
-        &self.inner.name
+        &self.state.name
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -153,24 +154,21 @@ impl Queue for MemoryQueue {
             fenced: true,
             shared: false,
             cancel_safe: true,
-            request_carries: 1,
-            body_bytes_max: self.inner.options.body_bytes_max,
+            messages_per_request: 1,
+            body_bytes_max: self.state.options.body_bytes_max,
             delay_max: WAIT_MAX,
         }
     }
 
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
         let now = Instant::now();
-        let options = &self.inner.options;
-        let mut state = self.state();
+        let options = &self.state.options;
+        let mut table = self.table();
         let send_one = |message: &Outgoing| {
-            let (size, max) = (message.body.len(), options.body_bytes_max);
-            if size > max {
-                return Err(QueueError::TooLarge { size, max });
-            }
+            check_size(message.body.len(), options.body_bytes_max)?;
             let id = MessageId(Uuid::now_v7().to_string());
             let visible_at = now + message.delay.min(WAIT_MAX);
-            state.insert(Live {
+            table.insert(LiveMessage {
                 id: id.clone(),
                 body: message.body.clone(),
                 attributes: message.attributes.clone(),
@@ -183,16 +181,16 @@ impl Queue for MemoryQueue {
             Ok(id)
         };
         let answers = messages.iter().map(send_one).collect();
-        drop(state);
-        self.inner.changed.notify_waiters();
+        drop(table);
+        self.state.changed.notify_waiters();
         answers
     }
 
     async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError> {
         let deadline = Instant::now() + wait.min(WAIT_MAX);
         loop {
-            // Listening starts before looking, or a message sent between the two would be missed.
-            let changed = self.inner.changed.notified();
+            // Subscribe before looking, or a message sent between the two would be missed.
+            let changed = self.state.changed.notified();
             let next = match self.take(max) {
                 Ok(messages) => return Ok(messages),
                 Err(next) => next,
@@ -208,65 +206,75 @@ impl Queue for MemoryQueue {
     }
 
     async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>> {
-        self.settle(receipts.iter().map(|receipt| (receipt, ())), |state, number, ()| drop(state.remove(number)))
+        self.settle(receipts.iter().map(|receipt| (receipt, ())), |table, number, ()| drop(table.remove(number)))
     }
 
     async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {
         let now = Instant::now();
-        self.settle(entries.iter().map(|(receipt, delay)| (receipt, *delay)), |state, number, delay| {
-            state.move_to(number, now + delay.min(WAIT_MAX), None);
+        self.settle(entries.iter().map(|(receipt, delay)| (receipt, *delay)), |table, number, delay| {
+            table.move_to(number, now + delay.min(WAIT_MAX), None);
         })
     }
 
     async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
-        let retention = self.inner.options.retention;
-        self.settle(entries.iter().map(|(receipt, reason)| (receipt, reason)), |state, number, reason| {
-            let reason = if reason.is_empty() { "no reason given" } else { reason };
-            state.bury(number, reason.to_owned(), false, retention);
+        let retention = self.state.options.retention;
+        self.settle(entries.iter().map(|(receipt, reason)| (receipt, reason)), |table, number, reason| {
+            let reason = if reason.is_empty() { NO_REASON } else { reason };
+            table.bury(number, reason.to_owned(), false, retention);
         })
     }
 
-    async fn extend(&self, receipts: &[Receipt], for_: Duration) -> Vec<Result<(), QueueError>> {
-        let until = Instant::now() + for_.min(WAIT_MAX);
-        self.settle(receipts.iter().map(|receipt| (receipt, ())), |state, number, ()| {
-            let token = state.live.get(&number).and_then(|live| live.token);
-            state.move_to(number, until, token);
+    async fn extend(&self, receipts: &[Receipt], duration: Duration) -> Vec<Result<(), QueueError>> {
+        let until = Instant::now() + duration.min(WAIT_MAX);
+        self.settle(receipts.iter().map(|receipt| (receipt, ())), |table, number, ()| {
+            let token = table.live.get(&number).and_then(|live| live.token);
+            table.move_to(number, until, token);
         })
     }
 
     fn lease(&self) -> Duration {
-        self.inner.options.lease
+        self.state.options.lease
     }
 
     async fn depth(&self) -> Result<Depth, QueueError> {
         let now = Instant::now();
-        let state = self.state();
-        let count = |wanted: &dyn Fn(&Live) -> bool| state.live.values().filter(|live| wanted(live)).count() as u64;
-        let oldest = state.live.values().filter(|live| live.visible_at <= now).map(|live| live.sent_at).min();
+        let table = self.table();
+        let count =
+            |wanted: &dyn Fn(&LiveMessage) -> bool| table.live.values().filter(|live| wanted(live)).count() as u64;
+        let oldest = table.live.values().filter(|live| live.visible_at <= now).map(|live| live.sent_at).min();
         Ok(Depth {
             ready: count(&|live| live.visible_at <= now),
             in_flight: count(&|live| live.visible_at > now && live.token.is_some()),
             delayed: count(&|live| live.visible_at > now && live.token.is_none()),
-            dead: state.dead.len() as u64,
+            dead: table.dead.len() as u64,
             oldest_age: oldest.map(|sent_at| sent_at.elapsed().unwrap_or_default()),
         })
     }
 
     async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
-        let state = self.state();
+        let table = self.table();
         let place = match after {
             None => 0,
-            Some(id) => state.dead_number(id).ok_or(QueueError::NotFound)?,
+            Some(id) => table.dead_number(id).ok_or(QueueError::NotFound)?,
         };
-        Ok(state.dead.range(place + 1..).take(max).map(|(_, dead)| dead.letter.clone()).collect())
+        Ok(table.dead.range(place + 1..).take(max).map(|(_, dead)| dead.letter.clone()).collect())
     }
 
     async fn replay(&self, ids: &[MessageId], delay: Duration) -> Vec<Result<(), QueueError>> {
         let visible_at = Instant::now() + delay.min(WAIT_MAX);
-        let expires_at = visible_at + self.inner.options.retention.min(WAIT_MAX);
-        self.change_dead(ids, |state, dead| {
+        let expires_at = visible_at + self.state.options.retention.min(WAIT_MAX);
+        self.change_dead(ids, |table, dead| {
             let DeadLetter { id, body, attributes, sent_at, .. } = dead.letter;
-            state.insert(Live { id, body, attributes, receives: 0, sent_at, expires_at, visible_at, token: None });
+            table.insert(LiveMessage {
+                id,
+                body,
+                attributes,
+                receives: 0,
+                sent_at,
+                expires_at,
+                visible_at,
+                token: None,
+            });
         })
     }
 
@@ -275,14 +283,14 @@ impl Queue for MemoryQueue {
     }
 }
 
-impl State {
-    fn insert(&mut self, live: Live) {
+impl MessageTable {
+    fn insert(&mut self, live: LiveMessage) {
         self.last_number += 1;
         self.due.insert((live.visible_at, self.last_number));
         self.live.insert(self.last_number, live);
     }
 
-    fn remove(&mut self, number: u64) -> Option<Live> {
+    fn remove(&mut self, number: u64) -> Option<LiveMessage> {
         let live = self.live.remove(&number)?;
         self.due.remove(&(live.visible_at, number));
         Some(live)
@@ -312,17 +320,17 @@ impl State {
     }
 
     fn bury(&mut self, number: u64, reason: String, by_queue: bool, retention: Duration) {
-        if let Some(Live { id, body, attributes, receives, sent_at, .. }) = self.remove(number) {
+        if let Some(LiveMessage { id, body, attributes, receives, sent_at, .. }) = self.remove(number) {
             let buried_at = SystemTime::now();
             let letter = DeadLetter { id, body, attributes, reason, by_queue, receives, sent_at, buried_at };
             self.last_number += 1;
             let expires_at = Instant::now() + retention.min(WAIT_MAX);
-            self.dead.insert(self.last_number, Dead { letter, expires_at });
+            self.dead.insert(self.last_number, DeadMessage { letter, expires_at });
         }
     }
 
-    /// The message that the receipt's lease is on, unless it was settled or taken again since.
-    fn holder(&self, receipt: &Receipt) -> Option<u64> {
+    /// The leased message's number; `None` if it was settled or received again since.
+    fn leased_number(&self, receipt: &Receipt) -> Option<u64> {
         let (number, token) = receipt.0.split_once('.')?;
         let (number, token) = (number.parse().ok()?, token.parse().ok()?);
         let live = self.live.get(&number)?;

@@ -1,26 +1,25 @@
-//! A clock that does not jump, the same for every process that shares the file.
+//! A monotonic clock that every process on the same file shares.
 //!
-//! Leases, delays and whatever else is due at a time must not come due an hour early, or an hour late, because somebody
-//! set the system's clock. So the time is that since the machine's start, plus an offset that the first process after
-//! each start takes from the system's clock and writes into the file for the others. A step of the system's clock
-//! takes effect at the next start of the machine, and a step back not even then: the file remembers how late it was, and
-//! its clock never runs behind that.
+//! Leases and delays must not end an hour early or late because the system clock was stepped. So the time is the time
+//! since boot plus an offset, which the first process after each boot takes from the system clock and stores in the file.
+//! A forward step of the system clock takes effect at the next boot. A backward step does not: the file records the latest
+//! time, and its clock never runs behind that.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// How often the time is written down with a commit.
-pub(super) const NOTE_EVERY_MS: i64 = 1000;
+/// How often a commit also records the time.
+pub(super) const RECORD_EVERY_MS: i64 = 1000;
 
-/// The clock of a [`super::Database`]. Copies show the same time.
+/// The clock of a [`Database`](super::Database). Copies show the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Clock {
-    /// Milliseconds from the machine's start to 1970, the other way round.
+    /// Boot time in milliseconds since 1970: the time is this plus the time since boot.
     offset_ms: i64,
-    /// When this clock was set, by itself.
+    /// When this clock was set, in its own time.
     since_ms: i64,
-    /// By how much it then went another way against the world's time than the one before it.
+    /// Total change of the offset between this clock and the system clock, over all boots.
     slip_ms: i64,
 }
 
@@ -30,18 +29,18 @@ impl Clock {
         since_start_ms() + self.offset_ms
     }
 
-    /// The same as a [`SystemTime`].
+    /// The current time as a [`SystemTime`].
     pub fn now(self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(u64::try_from(self.now_ms()).unwrap_or(0))
     }
 
-    /// How much further off from somebody else's clock a time of this file may be than a time of now: nothing, unless
-    /// the system's clock was found changed at a start of the machine since then.
+    /// Additional error of a stored time against an external clock, compared to a current time. Zero, unless the system
+    /// clock was found stepped at a boot after `at_ms`.
     pub fn slip_since(self, at_ms: i64) -> Duration {
         Duration::from_millis(if at_ms < self.since_ms { self.slip_ms.unsigned_abs() } else { 0 })
     }
 
-    /// The clock of this file since this start of the machine, set now if nobody has yet.
+    /// Reads this boot's clock from the file, or sets it if this process is the first since boot.
     pub(super) fn of(connection: &Connection) -> rusqlite::Result<Self> {
         connection.execute_batch(
             "CREATE TABLE IF NOT EXISTS machine_clock (start TEXT NOT NULL PRIMARY KEY, offset_ms INTEGER NOT NULL, \
@@ -70,8 +69,8 @@ impl Clock {
             .optional()?;
         let wall_ms = wall_ms();
         let (latest_ms, latest_wall_ms, old_slip_ms) = before.unwrap_or((wall_ms, wall_ms, 0));
-        // Later than any time that was stored: those of the last moments before a crash are not written down.
-        let since_ms = if before.is_some() { wall_ms.max(latest_ms + 2 * NOTE_EVERY_MS) } else { wall_ms };
+        // Later than any stored time: up to one recording interval before a crash is not recorded.
+        let since_ms = if before.is_some() { wall_ms.max(latest_ms + 2 * RECORD_EVERY_MS) } else { wall_ms };
         let slip_ms = ((since_ms - wall_ms) - (latest_ms - latest_wall_ms)).abs() + old_slip_ms;
         let clock = Self { offset_ms: since_ms - since_start_ms(), since_ms, slip_ms };
         connection.execute("DELETE FROM machine_clock", [])?;
@@ -83,8 +82,8 @@ impl Clock {
         Ok(clock)
     }
 
-    /// Writes down how late it is, for the next start of the machine.
-    pub(super) fn note(self, connection: &Connection) -> rusqlite::Result<()> {
+    /// Records the current time for the next boot.
+    pub(super) fn record_latest(self, connection: &Connection) -> rusqlite::Result<()> {
         connection
             .prepare_cached("UPDATE machine_clock SET latest_ms = ?1, latest_wall_ms = ?2 WHERE latest_ms < ?1")?
             .execute([self.now_ms(), wall_ms()])?;
@@ -98,13 +97,13 @@ fn since_start_ms() -> i64 {
     time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec / 1_000_000)
 }
 
-/// Names this start of the machine.
+/// An id of the current boot.
 #[cfg(target_os = "linux")]
 fn machine_start() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Elsewhere the system's own clock has to do, jumps and all.
+/// Other systems use the system clock, with its steps.
 #[cfg(not(target_os = "linux"))]
 fn since_start_ms() -> i64 {
     wall_ms()
@@ -116,7 +115,7 @@ fn machine_start() -> String {
 }
 
 fn wall_ms() -> i64 {
-    // Before 1970 or after the year 292 million the clock is wrong anyway.
+    // A clock before 1970 or after the year 292 million is wrong in any case.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

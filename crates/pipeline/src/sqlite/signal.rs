@@ -1,46 +1,46 @@
-//! Sleeping until a commit changes something. A write job marks a [`Signal`]; after its commit, never before, whoever
-//! waits on it wakes.
+//! Wakes tasks after a commit. A write job marks a [`Signal`]; its listeners wake after the commit, never before.
 //!
-//! Commits of other processes are noticed by one thread that reads `PRAGMA data_version`, which SQLite keeps in the
-//! memory that all processes share. SQLite has no other notice to give across processes: file watching does not see
-//! writes through a memory map and differs on every system. One look takes 1.3 µs (measured), so looking every
-//! 20 ms costs less than 0.01 % of a core, and only while somebody waits. A waiting receiver therefore wakes at once
-//! for a commit in its own process, and within 50 ms for one in another.
+//! One thread notices commits of other processes by reading `PRAGMA data_version`, which SQLite keeps in memory shared by
+//! all processes. SQLite offers no other notification across processes, and file watching misses writes through a memory
+//! map and differs between systems. One read takes 1.3 µs (measured), so reading every 20 ms costs less than 0.01 % of a
+//! core, and only while there are listeners. A listener wakes immediately for a commit of its own process, and within
+//! 50 ms for a commit of another.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::Connection;
 use tokio::sync::watch;
 
-use super::{Role, connect};
+use super::{ConnectionRole, connect};
+use crate::lock::lock;
 
-/// Between two looks for commits of other processes.
+/// Interval between two checks for commits of other processes.
 const POLL_EVERY: Duration = Duration::from_millis(20);
-/// After a look that failed.
+/// Pause after a failed check.
 const POLL_AFTER_ERROR: Duration = Duration::from_secs(1);
 
-/// Tells those who wait that a commit has changed what they wait for. Get one with [`super::Database::signal`].
+/// Wakes its listeners after a commit. Obtained with [`Database::signal`](super::Database::signal).
 #[derive(Debug)]
 pub struct Signal {
     marked: AtomicBool,
     fired: watch::Sender<u64>,
-    poll: Arc<Poll>,
+    poller: Arc<Poller>,
 }
 
 impl Signal {
-    /// Called in a write job: wake those who wait once it is committed. If the job fails they wake for nothing.
+    /// Called in a write job: wakes the listeners after the commit. They also wake if the job fails.
     pub fn mark(&self) {
         self.marked.store(true, Ordering::Release);
     }
 
-    /// Starts to listen. Do this before looking at the data: what is committed after this call is not missed.
-    pub fn waiting(&self) -> Waiting {
-        self.poll.join();
-        Waiting { fired: self.fired.subscribe(), poll: self.poll.clone() }
+    /// Starts listening. Call it before reading the data: no commit after this call is missed.
+    pub fn subscribe(&self) -> SignalListener {
+        self.poller.join();
+        SignalListener { fired: self.fired.subscribe(), poller: self.poller.clone() }
     }
 
     fn fire(&self) {
@@ -48,26 +48,26 @@ impl Signal {
     }
 }
 
-/// Somebody listening to a [`Signal`].
+/// A subscription to a [`Signal`].
 #[derive(Debug)]
-pub struct Waiting {
+pub struct SignalListener {
     fired: watch::Receiver<u64>,
-    poll: Arc<Poll>,
+    poller: Arc<Poller>,
 }
 
-impl Waiting {
-    /// Returns at the first commit since the last call, or since [`Signal::waiting`]. It may return for nothing.
+impl SignalListener {
+    /// Returns after the first commit since the last call, or since [`Signal::subscribe`]. May wake spuriously.
     pub async fn changed(&mut self) {
         if self.fired.changed().await.is_err() {
-            // The database is gone, and with it every reason to wake.
+            // The database was dropped: there will be no more commits.
             std::future::pending::<()>().await;
         }
     }
 }
 
-impl Drop for Waiting {
+impl Drop for SignalListener {
     fn drop(&mut self) {
-        self.poll.leave();
+        self.poller.leave();
     }
 }
 
@@ -76,12 +76,12 @@ impl Drop for Waiting {
 pub(super) struct Signals {
     path: PathBuf,
     by_name: Mutex<HashMap<String, Arc<Signal>>>,
-    poll: Arc<Poll>,
+    poller: Arc<Poller>,
 }
 
 impl Signals {
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
-        Arc::new(Self { path, by_name: Mutex::default(), poll: Arc::default() })
+        Arc::new(Self { path, by_name: Mutex::default(), poller: Arc::default() })
     }
 
     pub(super) fn get(self: &Arc<Self>, name: &str) -> Arc<Signal> {
@@ -90,7 +90,11 @@ impl Signals {
             self.start_poller();
         }
         let make = || {
-            Arc::new(Signal { marked: AtomicBool::new(false), fired: watch::Sender::new(0), poll: self.poll.clone() })
+            Arc::new(Signal {
+                marked: AtomicBool::new(false),
+                fired: watch::Sender::new(0),
+                poller: self.poller.clone(),
+            })
         };
         by_name.entry(name.to_owned()).or_insert_with(make).clone()
     }
@@ -104,8 +108,8 @@ impl Signals {
     }
 
     pub(super) fn stop(&self) {
-        lock(&self.poll.state).stopped = true;
-        self.poll.changed.notify_all();
+        lock(&self.poller.state).stopped = true;
+        self.poller.changed.notify_all();
     }
 
     fn fire_all(&self) {
@@ -116,25 +120,25 @@ impl Signals {
         let signals = self.clone();
         let started = std::thread::Builder::new().name("sqlite-poller".into()).spawn(move || poll(&signals));
         if let Err(error) = started {
-            tracing::error!(%error, "no thread to notice other processes' commits: their messages may be seen late");
+            tracing::error!(%error, "cannot start the commit poller; messages of other processes may arrive late");
         }
     }
 }
 
-/// Who waits, so that the poller can rest while nobody does.
+/// Counts the listeners, so that the poller pauses while there are none.
 #[derive(Debug, Default)]
-struct Poll {
-    state: Mutex<PollState>,
+struct Poller {
+    state: Mutex<PollerCounts>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct PollState {
+struct PollerCounts {
     waiting: usize,
     stopped: bool,
 }
 
-impl Poll {
+impl Poller {
     fn join(&self) {
         let mut state = lock(&self.state);
         state.waiting += 1;
@@ -147,7 +151,7 @@ impl Poll {
         lock(&self.state).waiting -= 1;
     }
 
-    /// Rests until somebody waits; `false` when it is time to stop.
+    /// Blocks until there is a listener; `false` when the poller has to stop.
     fn until_needed(&self) -> bool {
         let rest = self.changed.wait_while(lock(&self.state), |state| state.waiting == 0 && !state.stopped);
         !rest.unwrap_or_else(PoisonError::into_inner).stopped
@@ -162,10 +166,10 @@ impl Poll {
 fn poll(signals: &Signals) {
     let mut connection: Option<Connection> = None;
     let mut seen = None;
-    while signals.poll.until_needed() {
+    while signals.poller.until_needed() {
         let version = match &connection {
             Some(connection) => data_version(connection),
-            None => connect(&signals.path, Role::Reader).and_then(|opened| {
+            None => connect(&signals.path, ConnectionRole::Reader).and_then(|opened| {
                 let version = data_version(&opened)?;
                 connection = Some(opened);
                 Ok(version)
@@ -176,15 +180,15 @@ fn poll(signals: &Signals) {
                 if seen.replace(version) != Some(version) {
                     signals.fire_all();
                 }
-                signals.poll.pause(POLL_EVERY);
+                signals.poller.pause(POLL_EVERY);
             }
             Err(error) => {
-                tracing::warn!(error = %error, "cannot look for other processes' commits");
-                // Not knowing, everybody looks for themselves.
+                tracing::warn!(%error, "cannot check for commits of other processes");
+                // A commit may be missed, so every listener reads for itself.
                 connection = None;
                 seen = None;
                 signals.fire_all();
-                signals.poll.pause(POLL_AFTER_ERROR);
+                signals.poller.pause(POLL_AFTER_ERROR);
             }
         }
     }
@@ -192,8 +196,4 @@ fn poll(signals: &Signals) {
 
 fn data_version(connection: &Connection) -> Result<i64, super::DatabaseError> {
     Ok(connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))?)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

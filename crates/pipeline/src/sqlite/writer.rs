@@ -1,9 +1,9 @@
-//! The one thread that writes. It takes the first job that waits, opens a transaction, runs that job and whatever else
-//! has come in meanwhile, each in its own savepoint, commits, and answers them all. When idle a job is committed at
-//! once; nothing is ever held back to make a group larger.
+//! The writer thread. It takes the first waiting job, opens a transaction, runs that job and all others that have arrived,
+//! each in its own savepoint, commits, and answers them all. An idle writer commits a job immediately; no job is delayed to
+//! make a group larger.
 //!
-//! If the commit fails nobody's work is kept and everybody is told. The thread itself goes on: the next group may
-//! find space on the disk, or the lock free.
+//! If the commit fails, the whole group is rolled back and every caller gets the error. The thread continues: the next
+//! group may find free disk space or a free lock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -13,74 +13,73 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
-use super::clock::{Clock, NOTE_EVERY_MS};
+use super::clock::{Clock, RECORD_EVERY_MS};
 use super::signal::Signals;
-use super::{DatabaseError, Role, connect, panic_text};
+use super::{ConnectionRole, DatabaseError, connect, panic_text};
 
-/// How many jobs share one commit at most, so that the first does not wait for ever.
+/// Jobs in one commit; it bounds how long the first of them waits.
 const GROUP_JOBS_MAX: usize = 1024;
-/// How often, in commits, the length of the log is looked at.
+/// The size of the write-ahead log is checked every this many commits.
 const WAL_CHECK_COMMITS: u64 = 1024;
-/// From here the writer waits for readers to leave the log so that it can start over. The automatic checkpoints never
-/// wait, and under unbroken reads could be put off without end.
+/// At this size the writer waits for readers to leave the log so that it can restart. Automatic checkpoints never wait,
+/// and continuous reads could postpone them forever.
 const WAL_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
-/// A closure with its answer, the type of which the writer does not know.
+/// A write job whose result type the writer does not know.
 pub(super) trait Job: Send {
-    /// Runs, in a savepoint of its own unless it is [`Guard::Group`]; a failure is kept for the answer.
+    /// Runs the job and keeps its result for [`Job::answer`].
     fn run(&mut self, connection: &Connection);
-    /// What a failure undoes.
-    fn guard(&self) -> Guard;
-    /// Why it failed, if it did.
+    fn rollback_scope(&self) -> RollbackScope;
+    /// The job's own error, if it failed.
     fn failure(&self) -> Option<&DatabaseError>;
-    /// Tells the caller: its own result, unless the whole group failed.
+    /// Sends the caller the job's result, or the group's error if the whole group failed.
     fn answer(self: Box<Self>, group: Result<(), &DatabaseError>);
 }
 
 pub(super) enum Reply<T> {
     Async(oneshot::Sender<Result<T, DatabaseError>>),
     Blocking(std::sync::mpsc::SyncSender<Result<T, DatabaseError>>),
-    Nobody,
+    Discard,
 }
 
-/// What is undone when a job fails.
+/// What is rolled back when a job fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Guard {
-    /// The job alone: it runs in a savepoint.
+pub(super) enum RollbackScope {
+    /// Only the job: it runs in a savepoint.
     Job,
-    /// The whole group. For jobs that fail only as all others would: a savepoint costs about as much as two inserts.
+    /// The whole group. Saves the savepoint, which costs about as much as two inserts.
     Group,
 }
 
-pub(super) struct Work<T, F> {
-    guard: Guard,
+pub(super) struct WriteJob<T, F> {
+    rollback_scope: RollbackScope,
     job: Option<F>,
     result: Option<Result<T, DatabaseError>>,
     reply: Reply<T>,
 }
 
-impl<T, F> Work<T, F> {
-    pub(super) fn new(guard: Guard, job: F, reply: Reply<T>) -> Self {
-        Self { guard, job: Some(job), result: None, reply }
+impl<T, F> WriteJob<T, F> {
+    pub(super) fn new(rollback_scope: RollbackScope, job: F, reply: Reply<T>) -> Self {
+        Self { rollback_scope, job: Some(job), result: None, reply }
     }
 }
 
-impl<T, F> Job for Work<T, F>
+impl<T, F> Job for WriteJob<T, F>
 where
     T: Send,
     F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send,
 {
     fn run(&mut self, connection: &Connection) {
         if let Some(job) = self.job.take() {
-            self.result = Some(match self.guard {
-                Guard::Job => in_savepoint(connection, job),
-                Guard::Group => caught(connection, job),
+            self.result = Some(match self.rollback_scope {
+                RollbackScope::Job => in_savepoint(connection, job),
+                RollbackScope::Group => catch_panic(connection, job),
             });
         }
     }
 
-    fn guard(&self) -> Guard {
-        self.guard
+    fn rollback_scope(&self) -> RollbackScope {
+        self.rollback_scope
     }
 
     fn failure(&self) -> Option<&DatabaseError> {
@@ -94,11 +93,11 @@ where
             (Some(Ok(value)), Ok(())) => Ok(value),
             (None, Ok(())) => Err(DatabaseError::Closed),
         };
-        // A caller that has gone away does not mind.
+        // The caller may have dropped its future.
         match self.reply {
             Reply::Async(reply) => drop(reply.send(result)),
             Reply::Blocking(reply) => drop(reply.send(result)),
-            Reply::Nobody => {}
+            Reply::Discard => {}
         }
     }
 }
@@ -108,8 +107,8 @@ fn in_savepoint<T>(
     job: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
 ) -> Result<T, DatabaseError> {
     connection.prepare_cached("SAVEPOINT job")?.execute([])?;
-    let result = caught(connection, job);
-    // Some errors, a full disk among them, end the whole transaction; then there is no savepoint left.
+    let result = catch_panic(connection, job);
+    // Some errors, such as a full disk, end the whole transaction and its savepoints.
     if !connection.is_autocommit() {
         if result.is_err() {
             connection.prepare_cached("ROLLBACK TO job")?.execute([])?;
@@ -119,7 +118,7 @@ fn in_savepoint<T>(
     result
 }
 
-fn caught<T>(
+fn catch_panic<T>(
     connection: &Connection,
     job: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
 ) -> Result<T, DatabaseError> {
@@ -130,42 +129,31 @@ fn caught<T>(
     }
 }
 
-/// What the writer has done.
+/// Totals of the writer, for [`Database::commits`](super::Database::commits) and [`Database::jobs`](super::Database::jobs).
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct WriterCounts {
     pub(super) commits: AtomicU64,
     pub(super) jobs: AtomicU64,
 }
 
 pub(super) struct Writer {
-    path: PathBuf,
-    connection: Connection,
-    jobs: mpsc::Receiver<Box<dyn Job>>,
-    signals: Arc<Signals>,
-    counts: Arc<Counts>,
-    clock: Clock,
-    /// When the time was last written down.
-    noted_ms: i64,
+    pub(super) path: PathBuf,
+    pub(super) connection: Connection,
+    pub(super) jobs: mpsc::Receiver<Box<dyn Job>>,
+    pub(super) signals: Arc<Signals>,
+    pub(super) counts: Arc<WriterCounts>,
+    pub(super) clock: Clock,
+    /// When the clock was last recorded; 0 before the first time.
+    pub(super) recorded_ms: i64,
 }
 
 impl Writer {
-    pub(super) fn new(
-        path: PathBuf,
-        connection: Connection,
-        jobs: mpsc::Receiver<Box<dyn Job>>,
-        signals: Arc<Signals>,
-        counts: Arc<Counts>,
-        clock: Clock,
-    ) -> Self {
-        Self { path, connection, jobs, signals, counts, clock, noted_ms: 0 }
-    }
-
-    /// Works until every [`super::Database`] handle is gone and every job is answered.
+    /// Runs until every [`Database`](super::Database) handle is dropped and every job is answered.
     pub(super) fn run(mut self) {
         while let Some(first) = self.jobs.blocking_recv() {
             let (group, outcome) = self.commit_group(first);
             if let Err(error) = &outcome {
-                tracing::warn!(%error, jobs = group.len(), path = %self.path.display(), "a group commit failed");
+                tracing::warn!(%error, jobs = group.len(), path = %self.path.display(), "group commit failed");
             }
             self.signals.fire_marked();
             for job in group {
@@ -174,14 +162,14 @@ impl Writer {
             if outcome.is_err() {
                 self.recover();
             }
-            self.bound_log();
+            self.limit_wal_size();
         }
     }
 
     fn commit_group(&mut self, first: Box<dyn Job>) -> (Vec<Box<dyn Job>>, Result<(), DatabaseError>) {
         let mut group = Vec::new();
         if let Err(error) = execute(&self.connection, "BEGIN IMMEDIATE") {
-            // The lock has been waited for already. Those behind would wait as long again, one after the other.
+            // Fail the waiting jobs too: each group would wait for the lock for `BUSY_TIMEOUT` again.
             group.push(first);
             while group.len() < GROUP_JOBS_MAX
                 && let Ok(job) = self.jobs.try_recv()
@@ -193,9 +181,9 @@ impl Writer {
         let mut next = Some(first);
         while let Some(mut job) = next {
             job.run(&self.connection);
-            let spoiled = job.guard() == Guard::Group && job.failure().is_some();
-            if spoiled || self.connection.is_autocommit() {
-                // What is left of the transaction is rolled back by `recover`.
+            let group_failed = job.rollback_scope() == RollbackScope::Group && job.failure().is_some();
+            if group_failed || self.connection.is_autocommit() {
+                // `recover` rolls back the rest of the transaction.
                 let cause = job.failure().map_or_else(ended_by_job, copy);
                 group.push(job);
                 return (group, Err(cause));
@@ -204,9 +192,9 @@ impl Writer {
             next = if group.len() < GROUP_JOBS_MAX { self.jobs.try_recv().ok() } else { None };
         }
         let now_ms = self.clock.now_ms();
-        if now_ms - self.noted_ms >= NOTE_EVERY_MS {
-            self.noted_ms = now_ms;
-            if let Err(error) = self.clock.note(&self.connection) {
+        if now_ms - self.recorded_ms >= RECORD_EVERY_MS {
+            self.recorded_ms = now_ms;
+            if let Err(error) = self.clock.record_latest(&self.connection) {
                 return (group, Err(error.into()));
             }
         }
@@ -218,28 +206,28 @@ impl Writer {
         (group, outcome)
     }
 
-    /// After a failed group: leaves no transaction open, and replaces a connection that cannot even roll back.
+    /// Rolls back after a failed group, and replaces a connection that cannot roll back.
     fn recover(&mut self) {
         if self.connection.is_autocommit() || execute(&self.connection, "ROLLBACK").is_ok() {
             return;
         }
-        match connect(&self.path, Role::Writer) {
+        match connect(&self.path, ConnectionRole::Writer) {
             Ok(connection) => self.connection = connection,
-            Err(error) => tracing::warn!(error = %error, path = %self.path.display(), "cannot reopen the database"),
+            Err(error) => tracing::warn!(%error, path = %self.path.display(), "cannot reopen the database"),
         }
     }
 
-    fn bound_log(&self) {
+    fn limit_wal_size(&self) {
         if !self.counts.commits.load(Ordering::Relaxed).is_multiple_of(WAL_CHECK_COMMITS) {
             return;
         }
         let mut log = self.path.clone().into_os_string();
         log.push("-wal");
         if std::fs::metadata(log).is_ok_and(|file| file.len() > WAL_BYTES_MAX) {
-            // It answers whether it managed to; if not, the next look tries again.
+            // The pragma may do nothing while readers are active; the next check tries again.
             let tried = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
             if let Err(error) = tried {
-                tracing::warn!(error = %error, "the write-ahead log is long and cannot be emptied");
+                tracing::warn!(%error, path = %self.path.display(), "cannot restart the write-ahead log");
             }
         }
     }
@@ -249,9 +237,9 @@ fn execute(connection: &Connection, sql: &str) -> Result<(), rusqlite::Error> {
     connection.prepare_cached(sql)?.execute([]).map(|_| ())
 }
 
-/// A full disk refuses a page before the commit record is whole, and a lock refuses everything: both are certain.
-/// After any other failure (an fsync, say) the record may be in the log and be found there after a crash, if nothing
-/// overwrites it first.
+/// Classifies a failed commit. A full disk fails before the commit record is complete, and a lock before anything is
+/// written: in both cases nothing is stored. After any other failure (for example of an fsync) the record may be in the
+/// log, and recovery after a crash may find it.
 fn commit_failed(error: rusqlite::Error) -> DatabaseError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull | ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => error.into(),
@@ -260,10 +248,10 @@ fn commit_failed(error: rusqlite::Error) -> DatabaseError {
 }
 
 fn ended_by_job() -> DatabaseError {
-    DatabaseError::OutcomeUnknown("a job ended the transaction that it shared".into())
+    DatabaseError::OutcomeUnknown("a job ended the shared transaction".into())
 }
 
-/// One failure is told to a whole group, and SQLite's errors cannot be cloned.
+/// Copies an error for each job of a failed group; SQLite's errors are not `Clone`.
 fn copy(error: &DatabaseError) -> DatabaseError {
     match error {
         DatabaseError::Full => DatabaseError::Full,

@@ -1,4 +1,4 @@
-//! The contract on each backend.
+//! The contract on the backends that need no server.
 
 use pipeline::QueueOptions;
 use pipeline::queue::memory::MemoryQueue;

@@ -1,4 +1,4 @@
-//! The group-committing database, and the embedded queue on it, when things go wrong.
+//! Tests of the group-committing database and of the embedded queue on it, mostly under failures.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -39,7 +39,7 @@ async fn numbers(db: &Database) -> Vec<i64> {
     .unwrap()
 }
 
-/// Holds the writer until the sender is used, so that what comes meanwhile shares one commit.
+/// Blocks the writer until the returned sender is used, so that jobs submitted meanwhile share one commit.
 async fn hold_writer(db: &Database, then: &mut JoinSet<()>) -> std::sync::mpsc::Sender<()> {
     let (release, wait) = std::sync::mpsc::channel();
     let (started, has_started) = tokio::sync::oneshot::channel();
@@ -66,7 +66,7 @@ async fn concurrent_writes_share_commits() {
         let db = db.clone();
         tasks.spawn(async move { assert_eq!(insert(&db, n).await.unwrap(), 1) });
     }
-    // On this one thread, each of them gets as far as handing its job over.
+    // The runtime has one thread, so each task submits its job before this returns.
     tokio::task::yield_now().await;
     release.send(()).unwrap();
     while let Some(done) = tasks.join_next().await {
@@ -78,7 +78,7 @@ async fn concurrent_writes_share_commits() {
 }
 
 #[tokio::test]
-async fn an_idle_write_is_one_commit_and_on_disk_when_answered() {
+async fn an_idle_write_is_one_commit_and_is_on_disk_when_answered() {
     let (db, _dir) = with_numbers().await;
     let before = db.commits();
     insert(&db, 1).await.unwrap();
@@ -92,9 +92,9 @@ async fn an_idle_write_is_one_commit_and_on_disk_when_answered() {
 async fn a_marked_signal_has_fired_when_the_write_is_answered() {
     let (db, _dir) = with_numbers().await;
     let signal = db.signal("test");
-    // The poller fires too, but not this often.
+    // Repeated, because the poller may fire once by chance.
     for round in 0..100 {
-        let mut waiting = signal.waiting();
+        let mut commits = signal.subscribe();
         let inside = signal.clone();
         db.write(move |_| {
             inside.mark();
@@ -102,14 +102,14 @@ async fn a_marked_signal_has_fired_when_the_write_is_answered() {
         })
         .await
         .unwrap();
-        // A task that has done much without a pause is made to wait by the runtime, even for what is there.
-        let fired = tokio::task::unconstrained(waiting.changed()).now_or_never();
+        // Bypass Tokio's coop budget, or a ready change may look pending.
+        let fired = tokio::task::unconstrained(commits.changed()).now_or_never();
         assert!(fired.is_some(), "round {round}");
     }
 }
 
 #[tokio::test]
-async fn a_failing_job_does_not_spoil_its_neighbours() {
+async fn a_failing_job_does_not_affect_others_in_its_commit() {
     let (db, _dir) = with_numbers().await;
     insert(&db, 5).await.unwrap();
     let before = db.commits();
@@ -144,7 +144,7 @@ async fn a_failing_job_does_not_spoil_its_neighbours() {
 }
 
 #[tokio::test]
-async fn a_panicking_job_is_undone_alone() {
+async fn a_panicking_job_is_rolled_back_alone() {
     let (db, _dir) = with_numbers().await;
     let answer = db
         .write::<(), _>(|conn| {
@@ -158,7 +158,7 @@ async fn a_panicking_job_is_undone_alone() {
 }
 
 #[tokio::test]
-async fn a_panicking_read_leaves_the_others_working() {
+async fn a_panicking_read_does_not_affect_later_reads() {
     let (db, _dir) = with_numbers().await;
     for _ in 0..10 {
         let answer = db.read::<(), _>(|_| panic!("on purpose")).await;
@@ -207,7 +207,7 @@ async fn dropping_the_last_handle_finishes_queued_jobs() {
     let mut tasks = JoinSet::new();
     let release = hold_writer(&db, &mut tasks).await;
     {
-        // Cancelled before it is answered, but handed over.
+        // Cancelled after it was submitted and before it is answered.
         let insert = insert(&db, 7);
         assert!(tokio::time::timeout(Duration::from_millis(10), insert).await.is_err());
     }
@@ -224,7 +224,7 @@ async fn dropping_the_last_handle_finishes_queued_jobs() {
 }
 
 #[test]
-fn a_path_that_cannot_be_used_says_so() {
+fn an_unusable_path_is_an_error_with_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "not a directory").unwrap();
@@ -241,7 +241,7 @@ async fn two_handles_on_one_file_share_the_queue_and_wake_each_other() {
     let other_db = Database::open(&dir.path().join("test.db")).unwrap();
     let here = SqliteQueue::open(&db, "test", QueueOptions::default()).await.unwrap();
     let there = SqliteQueue::open(&other_db, "test", QueueOptions::default()).await.unwrap();
-    // Without the notice it would find the message only at the end of its wait.
+    // Without the wake-up it would find the message only at the end of its wait.
     let receiver = tokio::spawn(async move { here.receive(1, PATIENCE * 10).await });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let id = there.send(&[Outgoing::new("from over there")]).await.remove(0).unwrap();
@@ -274,7 +274,7 @@ async fn an_idle_receiver_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_message_wakes_one_receiver_not_the_herd() {
+async fn a_message_wakes_one_receiver_not_all() {
     let (db, _dir) = open();
     let queue = SqliteQueue::open(&db, "test", QueueOptions::default()).await.unwrap();
     let mut receivers = JoinSet::new();
@@ -290,7 +290,7 @@ async fn a_message_wakes_one_receiver_not_the_herd() {
     while let Some(got) = receivers.join_next().await {
         assert_eq!(got.unwrap().len(), 1);
     }
-    // One for each send, one for each take, and a few that found the message just taken.
+    // One job for each send, one for each take, and up to ten takes that found nothing.
     let jobs = db.jobs() - before;
     assert!(jobs <= 110, "{jobs} jobs for 50 messages");
 }
@@ -333,7 +333,7 @@ async fn the_callers_row_and_its_message_are_one_commit() {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_whole_messages_and_passes() {
+async fn a_full_disk_refuses_whole_sends_and_the_queue_recovers() {
     let (db, _dir) = open();
     let queue = SqliteQueue::open(&db, "test", QueueOptions::default()).await.unwrap();
     let limit = |pages: i64| {
@@ -346,7 +346,7 @@ async fn a_full_disk_refuses_whole_messages_and_passes() {
     let mut stored = HashSet::new();
     let mut refused = 0;
     for _ in 0..40 {
-        // Three at once: all of them or none.
+        // Three in one send: all of them are stored or none.
         let answers = queue.send(&[(); 3].map(|()| Outgoing::new(vec![b'x'; 5000]))).await;
         if answers.iter().all(Result::is_ok) {
             stored.extend(answers.into_iter().map(Result::unwrap));
@@ -358,7 +358,7 @@ async fn a_full_disk_refuses_whole_messages_and_passes() {
     assert!(refused > 0 && !stored.is_empty(), "{refused} refused, {} stored", stored.len());
     assert_eq!(queue.depth().await.unwrap().ready, stored.len() as u64);
 
-    // Work that needs no space goes on, which is how a full disk empties.
+    // Work that needs no space continues, so a full disk can be emptied.
     let message = queue.receive(1, PATIENCE).await.unwrap().remove(0);
     queue.ack(&[message.receipt]).await.remove(0).unwrap();
     stored.remove(&message.id);
@@ -376,14 +376,14 @@ async fn a_full_disk_refuses_whole_messages_and_passes() {
 }
 
 #[tokio::test]
-async fn a_full_disk_fails_the_group_and_says_so_to_all_of_it() {
+async fn a_full_disk_fails_the_group_and_answers_every_job() {
     let (db, _dir) = with_numbers().await;
     db.write(|conn| conn.execute_batch("CREATE TABLE blobs (b BLOB) STRICT")).await.unwrap();
     let pages: i64 = db.read(|conn| conn.query_row("PRAGMA page_count", [], |row| row.get(0))).await.unwrap();
     db.write(move |conn| conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))).await.unwrap();
     let mut tasks = JoinSet::new();
     let release = hold_writer(&db, &mut tasks).await;
-    // The holder is in this group too, and is told as well.
+    // The blocking job is in this group too and gets the error as well.
     tasks.detach_all();
     let mut group = JoinSet::new();
     for n in 0..3 {
@@ -407,13 +407,13 @@ async fn a_full_disk_fails_the_group_and_says_so_to_all_of_it() {
     }
     let kept = numbers(&db).await;
     assert!(failed >= 1);
-    assert_eq!(kept.len(), 3 - failed as usize, "whoever was told Ok is there, whoever was told Full is not");
+    assert_eq!(kept.len(), 3 - failed as usize, "rows of jobs with Ok are stored, rows of jobs with Full are not");
     db.write(|conn| conn.query_row("PRAGMA max_page_count = 1000000", [], |_| Ok(()))).await.unwrap();
     insert(&db, 50).await.unwrap();
 }
 
 #[tokio::test]
-async fn another_processs_lock_is_waited_for_then_refused_then_passes() {
+async fn a_lock_of_another_process_is_waited_for_up_to_the_busy_timeout() {
     let (db, _dir) = with_numbers().await;
     let other = rusqlite::Connection::open(db.path()).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -454,7 +454,7 @@ async fn the_log_does_not_grow_without_bound() {
 }
 
 #[tokio::test]
-async fn a_sure_job_that_fails_takes_its_whole_group_with_it_and_the_next_group_is_well() {
+async fn a_failing_job_without_a_savepoint_fails_its_group_and_the_next_group_succeeds() {
     let (db, _dir) = with_numbers().await;
     insert(&db, 5).await.unwrap();
     let mut tasks = JoinSet::new();
@@ -463,10 +463,12 @@ async fn a_sure_job_that_fails_takes_its_whole_group_with_it_and_the_next_group_
     for n in 0..10 {
         let db = db.clone();
         jobs.spawn(async move {
-            db.write_sure(move |conn| conn.execute("INSERT INTO numbers (n) VALUES (?1)", [n])).await.is_ok()
+            db.write_without_savepoint(move |conn| conn.execute("INSERT INTO numbers (n) VALUES (?1)", [n]))
+                .await
+                .is_ok()
         });
     }
-    // Every job must be waiting before the writer goes on, so that all share one group.
+    // Every job must wait before the writer continues, so that all share one group.
     while db.waiting() < 10 {
         tokio::task::yield_now().await;
     }
@@ -475,13 +477,13 @@ async fn a_sure_job_that_fails_takes_its_whole_group_with_it_and_the_next_group_
     while tasks.join_next().await.is_some() {}
     let stored: usize =
         db.read(|conn| conn.query_row("SELECT COUNT(*) FROM numbers", [], |row| row.get(0))).await.unwrap();
-    assert_eq!(stored, 1 + kept, "whoever was told yes is there, and nobody else");
-    assert!(kept < 10, "the one that is there already cannot be stored again");
-    db.write_sure(|conn| conn.execute("INSERT INTO numbers (n) VALUES (99)", [])).await.unwrap();
+    assert_eq!(stored, 1 + kept, "exactly the rows of successful jobs are stored");
+    assert!(kept < 10, "the duplicate key cannot be stored");
+    db.write_without_savepoint(|conn| conn.execute("INSERT INTO numbers (n) VALUES (99)", [])).await.unwrap();
 }
 
 #[tokio::test]
-async fn every_process_on_a_file_goes_by_one_clock() {
+async fn all_handles_on_a_file_share_one_clock() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("test.db");
     let (one, two) = (Database::open(&path).unwrap(), Database::open(&path).unwrap());
@@ -489,5 +491,5 @@ async fn every_process_on_a_file_goes_by_one_clock() {
     drop((one, two));
     let again = Database::open(&path).unwrap();
     let behind = std::time::SystemTime::now().duration_since(again.clock().now()).unwrap_or_default();
-    assert!(behind < Duration::from_secs(60), "it starts from the system's clock, {behind:?} behind");
+    assert!(behind < Duration::from_secs(60), "the clock starts from the system clock, but is {behind:?} behind");
 }

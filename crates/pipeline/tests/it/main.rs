@@ -1,10 +1,9 @@
-//! The pipeline against real queues. `conformance` runs the contract on every backend here; the rest is what the
-//! contract does not say: the database under the embedded queue, several processes, and the pipeline itself.
+//! Integration tests without servers. `conformance` runs the contract on the memory and SQLite queues; the others test the
+//! database, several processes on one file, and the pipeline itself.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod conformance;
 mod database;
-mod pipeline_batches;
-mod pipeline_run;
 mod processes;
+mod run;

@@ -1,4 +1,4 @@
-//! Really separate processes on one file: this test binary starts itself again as the other one.
+//! Two operating-system processes on one file: the test binary starts itself again as the second process.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -15,8 +15,8 @@ use crate::database::PATIENCE;
 const FILE: &str = "PIPELINE_TEST_CHILD_FILE";
 const COUNT: &str = "PIPELINE_TEST_CHILD_COUNT";
 
-/// The other process: sends `COUNT` messages and prints the id of each once it is stored. Run as an ordinary test it
-/// has nothing to do.
+/// The second process: sends `COUNT` messages and prints the id of each once it is stored. Without the environment
+/// variable `FILE` it does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(file) = std::env::var(FILE) else { return };
@@ -46,11 +46,11 @@ async fn open(file: &Path) -> SqliteQueue {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_of_another_process_wakes_a_waiting_receiver() {
+async fn a_message_from_another_process_wakes_a_waiting_receiver() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("test.db");
     let queue = open(&file).await;
-    // Without the notice it would find the message only at the end of its wait.
+    // Without the wake-up it would find the message only at the end of its wait.
     let receiver = tokio::spawn(async move { queue.receive(1, PATIENCE * 10).await.unwrap() });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let (mut child, sent) = start_child(&file, 1);
@@ -61,20 +61,20 @@ async fn a_message_of_another_process_wakes_a_waiting_receiver() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_survives_kill_9() {
+async fn a_confirmed_message_survives_kill_9() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("test.db");
     let (mut child, mut sent) = start_child(&file, u64::MAX);
     let (child, mut answered) = tokio::task::spawn_blocking(move || {
         let mut answered: HashSet<String> = sent.by_ref().take(50).collect();
         child.kill().unwrap();
-        // What was printed before the blow was answered too.
+        // Ids printed before the kill were confirmed too.
         answered.extend(sent);
         (child.wait().unwrap(), answered)
     })
     .await
     .unwrap();
-    assert!(!child.success(), "it was to be killed");
+    assert!(!child.success(), "the process was not killed");
     assert!(answered.len() >= 50);
     let queue = open(&file).await;
     loop {
@@ -90,13 +90,13 @@ async fn what_was_answered_survives_kill_9() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_busy_processes_both_get_on() {
+async fn two_busy_processes_both_make_progress() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("test.db");
     let queue = open(&file).await;
     let (mut child, sent) = start_child(&file, 300);
     let counting = tokio::task::spawn_blocking(move || sent.count());
-    // This process never stops writing while the other one works.
+    // This process keeps writing while the other one works.
     let mut here = 0;
     while !counting.is_finished() {
         queue.send(&[Outgoing::new("here")]).await.remove(0).unwrap();

@@ -9,24 +9,25 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router, routing};
 use serde_json::{Value, json};
 
+use crate::evm::parse_address;
 use crate::http::auth::Caller;
 use crate::http::body::JsonBody;
 use crate::http::idempotency::read_idempotency_key;
-use crate::http::problem::Problem;
+use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::accept::gasless::Gasless;
 use crate::relay::accept::intake::{AcceptReceipt, Request, TransactionIntake, TransactionIntakeError};
-use crate::relay::request::call::{DirectRequest, FieldProblem, parse_address};
+use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::GaslessRequest;
 
-/// What the accepting calls share.
+/// State of the accepting calls.
 pub struct AcceptApi {
-    /// Where the 202 is earned.
+    /// Stores requests and queues their messages.
     pub intake: TransactionIntake,
-    /// What gasless requests are checked with, if they are taken.
+    /// Checks gasless requests; `None`: they are not accepted.
     pub gasless: Option<Gasless>,
 }
 
-/// The routes, to be put behind a key.
+/// The routes; they need an API key in front.
 pub fn routes(state: AcceptApi) -> Router {
     Router::new()
         .route("/api/v1/relay/direct", routing::post(direct))
@@ -60,7 +61,7 @@ async fn gasless(
     let deadline = state.intake.deadline();
     let forward = Arc::new(gasless.signed(request, deadline).await?);
     let request = Request::Gasless(&forward);
-    // One that came before is answered before what may have changed since is looked at.
+    // A repeated request is answered before the checks, whose results may have changed since the first.
     if let Some(key) = key {
         let repeated = state.intake.repeated(request, &caller, key, deadline).await;
         if let Some(receipt) = repeated.map_err(|failure| refusal(&failure))? {
@@ -68,7 +69,7 @@ async fn gasless(
         }
     }
     if let Err(refused) = gasless.is_next(&forward, deadline).await {
-        // Its twin may have been accepted while the chain was asked: then the nonce is gone because it is its own.
+        // A duplicate request may have been accepted while the chain was asked: then the nonce taken is its own.
         if let Some(key) = key
             && let Ok(Some(receipt)) = state.intake.repeated(request, &caller, key, deadline).await
         {

@@ -1,23 +1,22 @@
-//! What is checked of a gasless request before it is accepted, beyond its form: the signature, the deadline, the nonce.
-//! Each refusal names the field and the fix; without an answer from the chain nothing is stored.
+//! Checks of a gasless request before it is accepted, beyond its form: signature, deadline and nonce. Each refusal names
+//! the field and the fix; without an answer from the chain nothing is stored.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use alloy_primitives::{Address, U256};
 use serde_json::json;
-use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
+use crate::clock::Clock;
 use crate::config::ForwarderConfig;
-use crate::http::problem::Problem;
+use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::chain::{Chain, ChainError};
-use crate::relay::request::call::FieldProblem;
+
 use crate::relay::request::forward::{DOMAIN_VERSION, Forward, GaslessRequest, Signer};
 use crate::relay::state::transaction::{Status, TransactionId};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::GuardedStore;
-use crate::timestamp::Timestamp;
 
 /// Checks gasless requests.
 pub struct Gasless {
@@ -26,12 +25,12 @@ pub struct Gasless {
     guarded: Arc<GuardedStore>,
 }
 
-/// How many transactions of one signer may wait for their turn.
+/// Maximum number of transactions of one signer that wait for their turn.
 const AHEAD_MAX: u64 = 1000;
-/// What every store can keep; no forwarder has counted so far.
+/// Largest nonce that every store can keep.
 const NONCE_MAX: U256 = U256::from_limbs([i64::MAX as u64, 0, 0, 0]);
-/// The part of a request's time that is left for storing it.
-const KEPT_FOR_STORING: u32 = 2;
+/// The chain may use up to one part in this many of a request's time; the rest is for storing.
+const CHAIN_PART: u32 = 2;
 
 impl Gasless {
     /// Checks for this forwarder on this chain.
@@ -39,14 +38,14 @@ impl Gasless {
         Self { chain, forwarder, guarded }
     }
 
-    /// The next nonce of an address as the forwarder counts them; `with_pending`: after those that wait here.
+    /// The next nonce of an address at the forwarder; `with_pending`: after the transactions that wait here.
     pub async fn nonce(&self, address: Address, with_pending: bool, deadline: Instant) -> Result<U256, Problem> {
         let signer = Signer { forwarder: self.forwarder.address, address };
         let count = self.count(signer, deadline).await?;
         Ok(if with_pending { count.max(self.after_last(signer, deadline).await?) } else { count })
     }
 
-    /// The request as it will be stored, if it was signed by whom it says.
+    /// The request as it will be stored, if `from` signed it.
     pub async fn signed(&self, request: GaslessRequest, deadline: Instant) -> Result<Forward, Problem> {
         let from = request.request.from;
         let forwarder = &self.forwarder;
@@ -57,11 +56,11 @@ impl Gasless {
         request.forward(forwarder).map_err(|rule| invalid("request.gas", &rule))
     }
 
-    /// That it can still be executed, and that it is its turn: after all that the forwarder has counted, and after all
-    /// that wait here.
+    /// Checks that it can still be executed, and that its nonce is the next one after the forwarder's own count and the
+    /// transactions that wait here.
     pub async fn is_next(&self, forward: &Forward, deadline: Instant) -> Result<(), Problem> {
         let request = &forward.gasless.request;
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         if forward.gasless.is_expired(now) {
             let (then, now) = (request.deadline, now.0 / 1000);
             let rule = format!("was {then}, and it is {now} now: sign again with a later one (seconds since 1970)");
@@ -83,7 +82,7 @@ impl Gasless {
         let rule = format!("{wanted}: sign again with that one");
         let holder = match u64::try_from(request.nonce) {
             Ok(nonce) if request.nonce < next => {
-                in_time(deadline, self.guarded.store.nonce_holder(signer, nonce)).await?
+                in_time(&self.guarded.clock, deadline, self.guarded.store.nonce_holder(signer, nonce)).await?
             }
             _ => None,
         };
@@ -96,7 +95,7 @@ impl Gasless {
     /// 400: another transaction has the nonce.
     pub fn nonce_taken(&self, forward: &Forward, holder: TransactionId) -> Problem {
         let nonce = forward.gasless.request.nonce;
-        // Whoever had no answer and sends again must not be told to sign the same payment a second time.
+        // A client that got no answer and repeats its request must not be asked to sign the same payment again.
         let rule = format!(
             "{nonce} is taken by transaction {holder}: if that is this request, follow it there; if it is another, sign \
              with the next"
@@ -106,33 +105,32 @@ impl Gasless {
         problem
     }
 
-    /// How long the chain may take for a request that must be answered by then.
-    fn patience(deadline: Instant) -> Instant {
-        let left: Duration = deadline.saturating_duration_since(Instant::now());
-        Instant::now() + left / KEPT_FOR_STORING
+    /// Deadline of the chain's answer for a request that must be answered by `deadline`.
+    fn chain_deadline(&self, deadline: Instant) -> Instant {
+        let now = self.guarded.clock.instant();
+        now + deadline.saturating_duration_since(now) / CHAIN_PART
     }
 
     async fn count(&self, signer: Signer, deadline: Instant) -> Result<U256, Problem> {
-        let asked = timeout_at(Self::patience(deadline), self.chain.nonce(signer)).await;
+        let asked = self.guarded.clock.timeout_at(self.chain_deadline(deadline), self.chain.nonce(signer)).await;
         asked.unwrap_or_else(|late| Err(ChainError::Unreachable(late.into()))).map_err(|error| no_chain(&error))
     }
 
     async fn after_last(&self, signer: Signer, deadline: Instant) -> Result<U256, Problem> {
-        let last = in_time(deadline, self.guarded.store.last_nonce(signer)).await?;
+        let last = in_time(&self.guarded.clock, deadline, self.guarded.store.last_nonce(signer)).await?;
         Ok(last.map_or(U256::ZERO, |last| U256::from(last) + U256::from(1)))
     }
 
-    /// 401: whoever signed it is not who it says. What it was compared with is named, since a wrong domain looks like a
-    /// wrong signer.
+    /// 401: `from` did not sign it. The answer names the EIP-712 domain, since a wrong domain looks like a wrong signer.
     async fn signed_by_another(&self, from: Address, signer: Address, deadline: Instant) -> Problem {
-        let asked = timeout_at(Self::patience(deadline), self.chain.is_contract(from)).await;
+        let asked = self.guarded.clock.timeout_at(self.chain_deadline(deadline), self.chain.is_contract(from)).await;
         if let Ok(Ok(true)) = asked {
             return Problem::bad_signature(format!(
                 "request.from: {from} is a contract, and the forwarder takes plain signatures of accounts only; \
                  sign with an account of your own"
             ));
         }
-        debug!(action = "signer_differs", "whether {from} is a contract: {asked:?}");
+        debug!(action = "signer_differs", "{from} is not known to be a contract");
         let ForwarderConfig { address, name, chain_id, .. } = &self.forwarder;
         Problem::bad_signature(format!(
             "signature: it is {signer}'s and not {from}'s; sign exactly these fields, with from's key, for the EIP-712 \
@@ -145,15 +143,19 @@ fn invalid(field: &str, message: &str) -> Problem {
     Problem::invalid(vec![FieldProblem { field: field.to_owned(), message: message.to_owned() }])
 }
 
-/// What the store says, if it does so in time.
-async fn in_time<T>(deadline: Instant, asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, Problem> {
+/// The store's answer, if it comes in time.
+async fn in_time<T>(
+    clock: &Clock,
+    deadline: Instant,
+    asked: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, Problem> {
     let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
-    timeout_at(deadline, asked).await.unwrap_or_else(late).map_err(|failure| {
+    clock.timeout_at(deadline, asked).await.unwrap_or_else(late).map_err(|failure| {
         Problem::unavailable("the store is unavailable; nothing was accepted, send it again later", &failure)
     })
 }
 
-/// 503. What differs from the configuration is no secret, and whoever runs the service must know.
+/// 503. A difference from the configuration is no secret, and the operator must know it.
 fn no_chain(error: &ChainError) -> Problem {
     match error {
         ChainError::Mismatch(difference) => Problem::unavailable(

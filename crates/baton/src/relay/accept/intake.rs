@@ -2,35 +2,34 @@
 //!
 //! On the embedded engine they are one commit, so a crash leaves both or neither. Over two systems the row comes first:
 //! a crash in between leaves a row without a message, which the reconciler queues; and if the queue does not take the
-//! message, the row is taken back before anybody is told that it will never happen.
+//! message, the row is marked as failed before the client reads that it will never happen.
 //!
 //! Next: the message reaches [`crate::relay::submit::consumer`].
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use metrics::{counter, histogram};
 use pipeline::QueueError;
 use pipeline::queue::sqlite::SqliteQueue;
 use sha2::{Digest, Sha256};
-use tokio::time::{Instant, timeout_at};
 use tracing::{error, warn};
 
+use crate::config::Timings;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::Forward;
-use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::transaction::{FailedBy, Kind, Status, Timings, Transaction, TransactionId};
-use crate::relay::store::coalescer::Coalescer;
+use crate::relay::state::transaction::{FailedBy, Kind, Status, Transaction, TransactionId};
 use crate::relay::store::sqlite::SqliteStore;
 use crate::relay::store::{Accepted, IdempotencyKey, NewTransaction, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Updated};
 use crate::timestamp::Timestamp;
 
-/// Accepts transactions.
+/// Stores accepted transactions and queues their messages.
 pub struct TransactionIntake {
     mode: AcceptMode,
     guarded: Arc<GuardedStore>,
-    /// How long storing may take before the client is told that the outcome is unknown.
+    /// Time limit of storing; after it the client's answer is that the outcome is unknown.
     timeout: Duration,
 }
 
@@ -38,11 +37,14 @@ pub struct TransactionIntake {
 pub enum AcceptMode {
     /// Both in one commit of the embedded engine.
     OneCommit(SqliteStore, SqliteQueue),
-    /// The row, together with others, and then its message.
-    RowThenMessage(Coalescer<NewTransaction, Accepted>),
+    /// The row, and then its message.
+    RowThenMessage(RowWriter),
 }
 
-/// What a client asks for.
+/// Stores one new row; the engine writes rows of concurrent requests together.
+pub type RowWriter = Box<dyn Fn(NewTransaction) -> BoxFuture<'static, Result<Accepted, StoreError>> + Send + Sync>;
+
+/// A client's request.
 #[derive(Debug, Clone, Copy)]
 pub enum Request<'a> {
     /// `POST /relay/direct`.
@@ -51,14 +53,14 @@ pub enum Request<'a> {
     Gasless(&'a Arc<Forward>),
 }
 
-/// What the client is told.
+/// The answer to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptReceipt {
     /// Our id.
     pub id: TransactionId,
-    /// `pending`.
+    /// `pending`, or the current status of an earlier request under the same key.
     pub status: Status,
-    /// When.
+    /// Time of acceptance.
     pub created_at: Timestamp,
 }
 
@@ -77,24 +79,24 @@ pub enum TransactionIntakeError {
     /// This transaction has the signer's nonce; nothing was stored.
     #[error("transaction {0} has the signer's nonce")]
     NonceTaken(TransactionId),
-    /// It may have been stored: the status of this id will tell.
+    /// It may have been stored; a status request for this id tells.
     #[error("it is not known whether transaction {0} was accepted")]
     OutcomeUnknown(TransactionId),
 }
 
 impl TransactionIntake {
-    /// An intake.
+    /// An intake over this store; `timeout` limits each request.
     pub fn new(mode: AcceptMode, guarded: Arc<GuardedStore>, timeout: Duration) -> Self {
         Self { mode, guarded, timeout }
     }
 
     /// By when a request that begins now must have its answer.
     pub fn deadline(&self) -> Instant {
-        Instant::now() + self.timeout
+        self.guarded.clock.instant() + self.timeout
     }
 
-    /// What a request that came before under the same idempotency key became. For a request that is only good once:
-    /// repeated, it would not pass its checks again.
+    /// The transaction of an earlier request under the same idempotency key. For requests that can pass their checks only
+    /// once.
     pub async fn repeated(
         &self,
         request: Request<'_>,
@@ -103,14 +105,15 @@ impl TransactionIntake {
         deadline: Instant,
     ) -> Result<Option<AcceptReceipt>, TransactionIntakeError> {
         let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
-        let asked = timeout_at(deadline, self.guarded.store.key_owner(api_key, idempotency_key)).await;
+        let asked =
+            self.guarded.clock.timeout_at(deadline, self.guarded.store.key_owner(api_key, idempotency_key)).await;
         let Some(owner) = asked.unwrap_or_else(late).map_err(TransactionIntakeError::Unavailable)? else {
             return Ok(None);
         };
         if owner.body_sha256 != request.sha256() {
             return Err(TransactionIntakeError::KeyReused);
         }
-        let row = timeout_at(deadline, self.earlier_transaction(owner.id)).await;
+        let row = self.guarded.clock.timeout_at(deadline, self.earlier_transaction(owner.id)).await;
         let row = row.unwrap_or(Err(TransactionIntakeError::OutcomeUnknown(owner.id)))?;
         if row.failed_by == Some(FailedBy::Intake) {
             return Ok(None);
@@ -119,8 +122,8 @@ impl TransactionIntake {
         Ok(Some(AcceptReceipt { id: row.id, status: row.status, created_at: row.created_at }))
     }
 
-    /// Stores a request and its message; when this returns, it will be done. A request that came before under the same
-    /// idempotency key is answered with the transaction that it became.
+    /// Stores a request and its message; both are durable when this returns `Ok`. A repeated request under the same
+    /// idempotency key is answered with the transaction of the first one.
     pub async fn accept(
         &self,
         request: Request<'_>,
@@ -128,22 +131,24 @@ impl TransactionIntake {
         idempotency_key: Option<&str>,
         deadline: Instant,
     ) -> Result<AcceptReceipt, TransactionIntakeError> {
-        let started = Instant::now();
+        let clock = &self.guarded.clock;
+        let started = clock.instant();
         let timings = &self.guarded.timings;
         let mut freed = false;
         loop {
-            let id = TransactionId::generate();
-            let row = Box::new(request.row(id, api_key, timings));
+            let id = TransactionId(self.guarded.random.uuid_v7());
+            let row = Box::new(request.row(id, api_key, clock.now(), timings));
             let receipt = AcceptReceipt { id, status: row.status, created_at: row.created_at };
             let key = idempotency_key.map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: request.sha256() });
-            let message = TransactionMessage::of(&row).outgoing();
+            let message = self.guarded.message(&row);
             let accepted = match &self.mode {
                 AcceptMode::OneCommit(store, queue) => {
-                    let stored = timeout_at(deadline, store.accept_queued(row, key, message, queue)).await;
+                    let stored =
+                        self.guarded.clock.timeout_at(deadline, store.accept_queued(row, key, message, queue)).await;
                     accept_result(id, stored.map_err(drop))?
                 }
                 AcceptMode::RowThenMessage(rows) => {
-                    let stored = timeout_at(deadline, rows.put((*row, key))).await;
+                    let stored = self.guarded.clock.timeout_at(deadline, rows((*row, key))).await;
                     let accepted = accept_result(id, stored.map_err(drop))?;
                     if accepted == Accepted::Stored {
                         self.queue(id, message, deadline).await?;
@@ -155,20 +160,23 @@ impl TransactionIntake {
                 Accepted::Stored => {
                     counter!("baton_accepted_total", "type" => request.kind().name()).increment(1);
                     counter!("baton_transactions_total", "status" => receipt.status.name()).increment(1);
-                    histogram!("baton_accept_seconds").record(started.elapsed().as_secs_f64());
+                    histogram!("baton_accept_seconds").record(clock.elapsed(started).as_secs_f64());
                     return Ok(receipt);
                 }
                 Accepted::KeyReused => return Err(TransactionIntakeError::KeyReused),
                 Accepted::NonceTaken(holder) => return Err(TransactionIntakeError::NonceTaken(holder)),
                 Accepted::Duplicate(first) => {
                     counter!("baton_idempotent_repeats_total").increment(1);
-                    let row = timeout_at(deadline, self.earlier_transaction(first)).await;
+                    let row = self.guarded.clock.timeout_at(deadline, self.earlier_transaction(first)).await;
                     let row = row.unwrap_or(Err(TransactionIntakeError::OutcomeUnknown(first)))?;
-                    // The client was told that it would never happen, and asks again: the key is free for another try.
+                    // The first request was answered with "will never happen": its key is free for another try.
                     if let (Some(FailedBy::Intake), Some(key), false) = (row.failed_by, idempotency_key, freed) {
                         freed = true;
-                        // Whatever becomes of it, what came before under this key never happens.
-                        let released = timeout_at(deadline, self.guarded.store.release_key(api_key, key, first)).await;
+                        let released = self
+                            .guarded
+                            .clock
+                            .timeout_at(deadline, self.guarded.store.release_key(api_key, key, first))
+                            .await;
                         let late = |_| Err(StoreError::Unavailable("no answer in time".into()));
                         released.unwrap_or_else(late).map_err(TransactionIntakeError::Unavailable)?;
                         continue;
@@ -179,16 +187,16 @@ impl TransactionIntake {
         }
     }
 
-    /// The transaction that a repeated request became, which nobody can take back any more: over two systems the first
-    /// request may still be without its answer, and may yet find that the queue does not take its message.
+    /// The transaction of the first request under a key, marked so that it cannot be taken back any more: over two systems
+    /// the first request may still be running, and may yet find that the queue does not take its message.
     async fn earlier_transaction(&self, first: TransactionId) -> Result<Transaction, TransactionIntakeError> {
-        // The transaction exists, since its key does; only its status is not to be had now.
+        // The transaction exists, since its key does; only its status cannot be read now.
         let unknown = || TransactionIntakeError::OutcomeUnknown(first);
         let row = self.guarded.store.get(first).await.ok().flatten().ok_or_else(unknown)?;
         if !row.is_untouched() || matches!(self.mode, AcceptMode::OneCommit(..)) {
             return Ok(row);
         }
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         match self.guarded.update_from(row, |row| row.make_irrevocable(now, &self.guarded.timings)).await {
             Ok(Updated::Moved(row) | Updated::Refused(_, row)) => Ok(*row),
             Ok(Updated::Missing) | Err(_) => Err(unknown()),
@@ -202,9 +210,14 @@ impl TransactionIntake {
         message: pipeline::Outgoing,
         deadline: Instant,
     ) -> Result<(), TransactionIntakeError> {
-        // A part of the time is kept for taking the row back.
+        // A third of the time is reserved for taking the row back.
         let send_until = deadline - self.timeout / 3;
-        let sent = match timeout_at(send_until, self.guarded.queue.send(std::slice::from_ref(&message))).await {
+        let sent = match self
+            .guarded
+            .clock
+            .timeout_at(send_until, self.guarded.queue.send(std::slice::from_ref(&message)))
+            .await
+        {
             Ok(sent) => sent.into_iter().next().unwrap_or(Err(QueueError::OutcomeUnknown("no answer".into()))),
             Err(_) => Err(QueueError::OutcomeUnknown("no answer in time".into())),
         };
@@ -212,21 +225,21 @@ impl TransactionIntake {
         warn!(transactionId = %id, action = "not_queued", "{failure}");
         let mut pause = Duration::from_millis(20);
         loop {
-            let now = Timestamp::now();
-            match timeout_at(deadline, self.guarded.update(id, |row| row.not_queued(now))).await {
+            let now = self.guarded.clock.now();
+            match self.guarded.clock.timeout_at(deadline, self.guarded.update(id, |row| row.not_queued(now))).await {
                 Ok(Ok(Updated::Moved(_))) => {
                     counter!("baton_accept_failures_total", "reason" => "queue").increment(1);
                     return Err(TransactionIntakeError::NotQueued(failure));
                 }
-                // An earlier try was saved, and only its answer was lost.
+                // An earlier try was saved without an answer.
                 Ok(Ok(Updated::Refused(_, row))) if row.failed_by == Some(FailedBy::Intake) => {
                     counter!("baton_accept_failures_total", "reason" => "queue").increment(1);
                     return Err(TransactionIntakeError::NotQueued(failure));
                 }
-                // Its message arrived after all, and it is under way.
+                // Its message arrived after all, and a consumer has it.
                 Ok(Ok(Updated::Refused(..))) => return Ok(()),
-                Ok(Err(away)) if away.is_transient() && Instant::now() + pause < deadline => {
-                    tokio::time::sleep(pause).await;
+                Ok(Err(away)) if away.is_transient() && self.guarded.clock.instant() + pause < deadline => {
+                    self.guarded.clock.sleep(pause).await;
                     pause *= 2;
                 }
                 Ok(Ok(Updated::Missing) | Err(_)) | Err(_) => {
@@ -240,8 +253,8 @@ impl TransactionIntake {
 }
 
 impl Request<'_> {
-    fn row(self, id: TransactionId, api_key: &str, timings: &Timings) -> Transaction {
-        let (api_key, now) = (api_key.to_owned(), Timestamp::now());
+    fn row(self, id: TransactionId, api_key: &str, now: Timestamp, timings: &Timings) -> Transaction {
+        let api_key = api_key.to_owned();
         match self {
             Self::Direct(request) => Transaction::accepted(id, request, api_key, now, timings),
             Self::Gasless(forward) => Transaction::accepted_gasless(id, forward, api_key, now, timings),
@@ -255,7 +268,7 @@ impl Request<'_> {
         }
     }
 
-    /// Of what the client asked for, however it was written.
+    /// Hash of the normalised request: formatting does not matter.
     fn sha256(self) -> [u8; 32] {
         match self {
             Self::Direct(request) => Sha256::digest(request.to_json()).into(),
@@ -264,7 +277,7 @@ impl Request<'_> {
     }
 }
 
-/// What the store's answer means for the client; `Err(())` is none in time.
+/// What the store's answer means for the client; `Err(())`: no answer in time.
 fn accept_result(
     id: TransactionId,
     stored: Result<Result<Accepted, StoreError>, ()>,
@@ -280,7 +293,7 @@ fn accept_result(
             counter!("baton_accept_failures_total", "reason" => "unavailable").increment(1);
             Err(TransactionIntakeError::Unavailable(failure))
         }
-        // The write is still queued and may yet be made: this is not a refusal.
+        // The write may still happen: this is not a refusal.
         Err(()) => {
             counter!("baton_accept_failures_total", "reason" => "timeout").increment(1);
             Err(TransactionIntakeError::OutcomeUnknown(id))

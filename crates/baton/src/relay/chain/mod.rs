@@ -1,27 +1,28 @@
-//! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, what has code, how a call would end, and which
-//! block a transaction is in.
+//! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, which addresses have code, how a call would end,
+//! and which block a transaction is in.
 //!
-//! Nothing is asked before somebody needs an answer, so that a service starts while the chain is away. The first
-//! answers come only after the chain, and for the forwarder's sake the forwarder, are found to be those of the
-//! configuration.
-//! Nothing is tried twice here: whoever asks decides what no answer means.
+//! The chain is first asked when an answer is needed, so that a service starts while the chain is unavailable. Before the
+//! first answer, chain id and forwarder are compared with the configuration. Nothing is retried here: the caller decides
+//! what a missing answer means.
 
 pub mod revert;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{SolCall, sol};
-use reqwest::Url;
+use reqwest::{Method, Url};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use crate::config::{ChainConfig, ForwarderConfig};
+use crate::evm::parse_amount;
 use crate::http::outgoing;
-use crate::relay::relayer::wire::NUMBER_MAX;
-use crate::relay::request::call::{Call, parse_amount};
+use crate::http::transport::{HttpTransport, Request, Transport, TransportError, TransportFailure};
+use crate::relay::request::call::Call;
 use crate::relay::request::forward::{DOMAIN_VERSION, Signer};
+use crate::relay::store::NUMBER_MAX;
 
 sol! {
     function nonces(address owner) external view returns (uint256);
@@ -31,74 +32,79 @@ sol! {
     );
 }
 
-/// The chain.
+/// The chain at `RPC_URL`.
 pub struct Chain {
-    http: reqwest::Client,
+    transport: Arc<dyn Transport>,
     url: Url,
     timeout: Duration,
     chain_id: Option<u64>,
     forwarder: Option<ForwarderConfig>,
-    /// Whether it was found to be the configured one.
+    /// Whether the chain's id was found to be the configured one.
     checked: AtomicBool,
-    /// Whether the forwarder was.
+    /// Whether the forwarder was found to be the configured one.
     forwarder_checked: AtomicBool,
 }
 
-/// Why there is no answer.
+/// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// None came, or none in time.
+    /// No answer, or none in time.
     #[error("the chain did not answer")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// An error came.
+    /// A JSON-RPC error.
     #[error("the chain answered with error {code}: {message}")]
     Refused {
-        /// Its number.
+        /// Its code.
         code: i64,
         /// Its text.
         message: String,
-        /// What goes with it; what a revert said.
+        /// Its data: the revert data, if the call reverted.
         data: Value,
     },
-    /// Something else came.
+    /// An answer that is not what JSON-RPC promises.
     #[error("the chain's answer is not understood: {0}")]
     Unreadable(&'static str),
-    /// It is another chain or another forwarder than the configuration says.
+    /// Chain or forwarder differ from the configuration.
     #[error("{0}")]
     Mismatch(String),
 }
 
-/// How a call would end now.
+/// How a call would end if it were made now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trial {
-    /// Well.
+    /// It would succeed.
     Runs,
-    /// Badly.
+    /// It would revert.
     Reverts {
-        /// What it said.
+        /// Revert data.
         data: Bytes,
-        /// What the node said.
+        /// The node's error message.
         message: String,
     },
-    /// The node does not say.
+    /// The node gives no verdict, with its message.
     Unclear(String),
 }
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest answer that is read: the code of a contract is the longest that is asked for.
+/// Longest answer that is read; a contract's code is the longest one asked for.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 impl Chain {
-    /// The chain of the configuration; it is not asked anything yet.
+    /// The chain of the configuration; nothing is sent yet.
     pub fn new(config: &ChainConfig) -> Result<Self, String> {
         let http = outgoing::client(IDLE_TIMEOUT).build().map_err(|error| format!("no HTTP client: {error}"))?;
+        Self::over(Arc::new(HttpTransport::new(http)), config)
+    }
+
+    /// [`Chain::new`] over any transport.
+    pub fn over(transport: Arc<dyn Transport>, config: &ChainConfig) -> Result<Self, String> {
         let url = Url::parse(config.rpc_url.expose()).map_err(|error| format!("RPC_URL: {error}"))?;
         let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
         let (checked, forwarder_checked) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { http, url, timeout: config.rpc_timeout, chain_id, forwarder, checked, forwarder_checked })
+        Ok(Self { transport, url, timeout: config.rpc_timeout, chain_id, forwarder, checked, forwarder_checked })
     }
 
-    /// A signer's next nonce, as the forwarder counts them.
+    /// A signer's next nonce at the forwarder.
     pub async fn nonce(&self, signer: Signer) -> Result<U256, ChainError> {
         self.check().await?;
         let call = noncesCall { owner: signer.address };
@@ -106,8 +112,8 @@ impl Chain {
         noncesCall::abi_decode_returns(&answer).map_err(|_| ChainError::Unreadable("the forwarder's nonce"))
     }
 
-    /// Whether an address is a contract. A user's own account that lends itself a contract's code (EIP-7702) is none: it
-    /// still signs by itself.
+    /// Whether an address is a contract. An account that delegates to a contract's code (EIP-7702) is none: it still signs
+    /// by itself.
     pub async fn is_contract(&self, address: Address) -> Result<bool, ChainError> {
         const DELEGATION: [u8; 3] = [0xef, 0x01, 0x00];
         let code = bytes(&self.ask("eth_getCode", json!([address.to_string(), "latest"])).await?)?;
@@ -134,14 +140,14 @@ impl Chain {
     pub async fn block_of(&self, hash: B256) -> Result<Option<u64>, ChainError> {
         self.check_chain().await?;
         let receipt = self.ask("eth_getTransactionReceipt", json!([hash.to_string()])).await?;
-        // Some nodes have a receipt of what is not in a block yet.
+        // Some nodes return a receipt before the transaction is in a block.
         let Some(number) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
         let number = number.as_str().and_then(parse_amount).and_then(|number| u64::try_from(number).ok());
         let number = number.filter(|number| *number <= NUMBER_MAX);
         number.map(Some).ok_or(ChainError::Unreadable("the receipt's block"))
     }
 
-    /// Finds out, once, whether chain and forwarder are those of the configuration.
+    /// Compares chain and forwarder with the configuration, until they once were found to match.
     async fn check(&self) -> Result<(), ChainError> {
         self.check_chain().await?;
         if self.forwarder_checked.load(Ordering::Relaxed) {
@@ -212,7 +218,7 @@ impl Chain {
 
     async fn ask(&self, method: &str, params: Value) -> Result<Value, ChainError> {
         let asked = self.post(json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }));
-        let mut answer = timeout(self.timeout, asked).await.map_err(|late| ChainError::Unreachable(late.into()))??;
+        let mut answer = asked.await?;
         match answer.get("error").filter(|error| !error.is_null()) {
             None => answer.get_mut("result").map(Value::take).ok_or(ChainError::Unreadable("neither result nor error")),
             Some(error) => Err(ChainError::Refused {
@@ -224,19 +230,18 @@ impl Chain {
     }
 
     async fn post(&self, body: Value) -> Result<Value, ChainError> {
-        // The URL may hold a key, and an error would show it.
-        let away = |error: reqwest::Error| ChainError::Unreachable(error.without_url().into());
-        let mut response = self.http.post(self.url.clone()).json(&body).send().await.map_err(away)?;
-        let status = response.status();
-        let mut text = Vec::new();
-        while let Some(more) = response.chunk().await.map_err(away)? {
-            if text.len() + more.len() > ANSWER_BYTES_MAX {
-                return Err(ChainError::Unreadable("it is too long"));
-            }
-            text.extend_from_slice(&more);
-        }
-        match serde_json::from_slice::<Value>(&text) {
-            // Some nodes answer a call that reverts with a status of 4xx or 5xx; the answer is in the body.
+        let request = Request {
+            method: Method::POST,
+            url: self.url.to_string(),
+            body: Some(body.to_string().into()),
+            not_after: None,
+            timeout: self.timeout,
+            answer_bytes_max: ANSWER_BYTES_MAX,
+        };
+        let answer = self.transport.send(request).await?;
+        let status = answer.status;
+        match serde_json::from_slice::<Value>(&answer.body) {
+            // Some nodes answer a call that reverts with status 4xx or 5xx; the JSON-RPC answer is in the body.
             Ok(answer) if answer.get("result").is_some() || answer.get("error").is_some_and(Value::is_object) => {
                 let busy = matches!(status.as_u16(), 429 | 502..=504);
                 if busy { Err(ChainError::Unreachable(format!("status {status}").into())) } else { Ok(answer) }
@@ -247,7 +252,16 @@ impl Chain {
     }
 }
 
-/// The longest text of an error that is kept.
+impl From<TransportError> for ChainError {
+    fn from(error: TransportError) -> Self {
+        match error.kind {
+            TransportFailure::AnswerTooLong => Self::Unreadable("it is too long"),
+            _ => Self::Unreachable(error.into()),
+        }
+    }
+}
+
+/// Longest text of an error that is kept, in characters.
 const TEXT_LENGTH_MAX: usize = 500;
 
 fn bytes(answer: &Value) -> Result<Bytes, ChainError> {

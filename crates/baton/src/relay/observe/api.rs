@@ -16,7 +16,7 @@ use crate::relay::update::guarded_store::GuardedStore;
 use crate::relay::update::view::show;
 use crate::timestamp::Timestamp;
 
-/// What the reading calls share.
+/// State of the reading calls.
 pub struct ReadApi {
     /// Cache, database and relayers, in that order.
     pub lookup: StatusLookup,
@@ -24,7 +24,7 @@ pub struct ReadApi {
     pub guarded: Arc<GuardedStore>,
 }
 
-/// The routes, to be put behind a key.
+/// The routes; they need an API key in front.
 pub fn routes(state: ReadApi) -> Router {
     Router::new()
         .route("/api/v1/relay/status/{id}", routing::get(status))
@@ -126,7 +126,7 @@ impl ListQuery {
     }
 }
 
-/// An id in the path; one that is not even text is refused like any other that is no UUID.
+/// An id in the path; invalid UTF-8 is refused like any other text that is no UUID.
 type PathId = Result<Path<String>, PathRejection>;
 
 fn read_id(id: PathId) -> Result<TransactionId, Problem> {

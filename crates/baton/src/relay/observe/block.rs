@@ -1,18 +1,16 @@
-//! The block of a transaction that has ended. The OpenZeppelin Relayer does not tell it, so the chain is asked when
-//! somebody reads the status, until it has said it once.
+//! The block of a transaction that has ended. The OpenZeppelin Relayer does not report it, so a status request asks the
+//! chain, until the block is known.
 //!
-//! That is only a reading, and never in the way: what the chain does not say at once is left out, and a chain that gives
-//! no answer is left alone for a while. A block is shown once it is in the row, so nobody sees it come and go; if the
-//! process dies before that, the next reader asks.
+//! This never delays a status for long: without a quick answer the block is left out, and a chain that gives no answer
+//! is not asked for five seconds. A block is shown only once it is stored, so no reader sees it disappear.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alloy_primitives::B256;
 use metrics::counter;
 use serde_json::Value;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info, warn};
 
 use crate::relay::chain::{Chain, ChainError};
@@ -21,17 +19,18 @@ use crate::relay::state::transaction::Transaction;
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Updated};
 
-/// How long a reader waits for it at most, all in all.
+/// Longest wait of a status request for its block.
 const PATIENCE_MAX: Duration = Duration::from_secs(1);
-/// The part of that which may be spent on waiting for others.
+/// One part in this many of that wait may be spent on waiting for other requests.
 const TURN_PART: u32 = 4;
-/// The part of a request's time that may be spent on it.
+/// One part in this many of a request's time may be spent on the block.
 const REQUEST_PART: u32 = 4;
-/// How many ask at the same time.
+/// Maximum number of concurrent questions.
 const ASKING_MAX: usize = 32;
-/// How long the chain is left alone after it gave no answer.
+/// Pause after the chain gave no answer.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long a transaction that the chain does not know is not asked for again: its node may be behind the relayer's.
+/// Pause before the chain is asked again about a transaction that it does not know: its node may be behind the
+/// relayer's.
 const UNKNOWN_FOR: Duration = Duration::from_secs(2);
 
 /// Asks the chain for blocks.
@@ -45,14 +44,14 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Asks this chain, for requests that have so much time.
+    /// Asks this chain on behalf of requests with this time limit.
     pub fn new(chain: Arc<Chain>, guarded: Arc<GuardedStore>, request_timeout: Duration) -> Self {
         let patience = (request_timeout / REQUEST_PART).min(PATIENCE_MAX);
         let (turns, pause) = (Semaphore::new(ASKING_MAX), Mutex::default());
         Self { chain, guarded, patience, turns, pause, unknown: RecentMisses::new(UNKNOWN_FOR) }
     }
 
-    /// The row with its block, if it lacks one and the chain says it in time.
+    /// The row, with its block if that was missing and the chain answers in time.
     pub(super) async fn complete(&self, row: Transaction) -> Transaction {
         match hash_without_block(&row) {
             Some(hash) => self.learn(&row, hash).await.unwrap_or(row),
@@ -61,25 +60,26 @@ impl Blocks {
     }
 
     async fn learn(&self, row: &Transaction, hash: B256) -> Option<Transaction> {
-        let since = Instant::now();
-        if self.unknown.has(row.id) || self.pause().is_on(since) {
+        let clock = &self.guarded.clock;
+        let since = clock.instant();
+        if self.unknown.has(row.id, since) || self.pause().is_on(since) {
             return None;
         }
-        let _turn = timeout_at(since + self.patience / TURN_PART, self.turns.acquire()).await.ok()?.ok()?;
-        // Somebody may have asked in vain meanwhile.
-        if !self.pause().lets_ask(Instant::now()) {
+        let _turn = clock.timeout_at(since + self.patience / TURN_PART, self.turns.acquire()).await.ok()?.ok()?;
+        // Another request may have failed meanwhile.
+        if !self.pause().lets_ask(clock.instant()) {
             return None;
         }
-        let asked = timeout_at(since + self.patience, self.ask(row, hash)).await;
+        let asked = clock.timeout_at(since + self.patience, self.ask(row, hash)).await;
         match asked.unwrap_or_else(|late| Err(Trouble::Chain(ChainError::Unreachable(late.into())))) {
             Ok(Some(row)) => {
                 self.answered("found");
                 Some(row)
             }
-            // What one answer is like says nothing of the others.
+            // One unreadable answer does not mean that the chain is down.
             Ok(None) | Err(Trouble::Chain(ChainError::Unreadable(_))) => {
                 self.answered("unknown");
-                self.unknown.add(row.id);
+                self.unknown.add(row.id, clock.instant());
                 None
             }
             Err(trouble) => {
@@ -93,7 +93,7 @@ impl Blocks {
     async fn ask(&self, row: &Transaction, hash: B256) -> Result<Option<Transaction>, Trouble> {
         let Some(block) = self.chain.block_of(hash).await? else { return Ok(None) };
         let text = row.hash.as_deref().unwrap_or_default();
-        // From the row as it is stored: what is shown may have come from a relayer, and somebody may have been quicker.
+        // From the stored row: `row` may have come from a relayer, and another request may have stored the block.
         match self.guarded.update(row.id, |row| row.in_block(text, block)).await? {
             Updated::Moved(row) => Ok(Some(*row)),
             Updated::Refused(_, row) => Ok(row.block_number.is_some().then_some(*row)),
@@ -104,13 +104,13 @@ impl Blocks {
     fn answered(&self, result: &'static str) {
         counter!("baton_blocks_total", "result" => result).increment(1);
         if self.pause().end() {
-            info!(action = "block_found", "the chain says again which blocks transactions are in");
+            info!(action = "block_found", "the chain answers again");
         }
     }
 
     fn gave_no_answer(&self, trouble: &Trouble) {
         counter!("baton_blocks_total", "result" => "failed").increment(1);
-        if self.pause().begin(Instant::now()) {
+        if self.pause().begin(self.guarded.clock.instant()) {
             warn!(action = "block_not_found", "a status is shown without its block: {trouble}");
         } else {
             debug!(action = "block_not_found", "still no block: {trouble}");
@@ -122,22 +122,22 @@ impl Blocks {
     }
 }
 
-/// What there is to ask the chain for: the hash of a transaction that has ended and has no block.
+/// The hash of a transaction that has ended and has no block yet.
 pub(super) fn hash_without_block(row: &Transaction) -> Option<B256> {
     row.hash.as_deref().filter(|_| row.lacks_block()).and_then(read_hash)
 }
 
-/// Whether there may be more to know of what a cache shows of a transaction that ended well.
+/// Whether the block is missing in a cached view of a transaction that ended well.
 pub(super) fn may_lack_block(shown: &Value) -> bool {
     shown["block_number"].is_null() && shown["hash"].as_str().and_then(read_hash).is_some()
 }
 
-/// A relayer may say anything; the chain is asked for hashes only.
+/// A relayer may report any text; the chain is asked for hashes only.
 fn read_hash(text: &str) -> Option<B256> {
     text.parse().ok()
 }
 
-/// Why there is no answer.
+/// Why there is no block.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
     #[error(transparent)]
@@ -146,7 +146,7 @@ enum Trouble {
     Store(#[from] StoreError),
 }
 
-/// Whether the chain is left alone. After a while one asks for all, and the others wait for what that one finds.
+/// Whether the chain is not asked for now. After the pause one request probes, and the others wait for its result.
 #[derive(Debug, Default)]
 struct Pause {
     until: Option<Instant>,
@@ -157,7 +157,7 @@ impl Pause {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Whether whoever wants to may ask now.
+    /// Whether the chain may be asked now; during a probe only the prober may.
     fn lets_ask(&mut self, now: Instant) -> bool {
         if self.is_on(now) {
             return false;
@@ -168,12 +168,12 @@ impl Pause {
         true
     }
 
-    /// Leaves the chain alone; returns whether that is new.
+    /// Starts the pause; returns whether none was on.
     fn begin(&mut self, now: Instant) -> bool {
         self.until.replace(now + PAUSE).is_none()
     }
 
-    /// Whether it was on until now.
+    /// Ends the pause; returns whether one was on.
     fn end(&mut self) -> bool {
         self.until.take().is_some()
     }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_a_failure_one_asks_for_all_until_the_chain_answers() {
+    fn after_a_failure_one_request_probes_until_the_chain_answers() {
         let start = Instant::now();
         let mut pause = Pause::default();
         assert!(pause.lets_ask(start) && pause.lets_ask(start), "all is well");
@@ -198,16 +198,16 @@ mod tests {
         assert!(!pause.lets_ask(over), "one is asking");
         assert!(!pause.begin(over), "no news");
         assert!(!pause.lets_ask(over + PAUSE - Duration::from_millis(1)));
-        assert!(pause.lets_ask(over + PAUSE), "whoever asked before may be gone");
+        assert!(pause.lets_ask(over + PAUSE), "the prober may be gone");
         assert!(pause.end());
         assert!(pause.lets_ask(over + PAUSE) && pause.lets_ask(over + PAUSE));
         assert!(!pause.end());
     }
 
     #[test]
-    fn what_a_cache_shows_may_lack_a_block() {
+    fn a_cached_view_may_lack_a_block() {
         let hash = format!("0x{}", "ab".repeat(32));
-        assert!(may_lack_block(&json!({ "hash": hash })), "from before there were any");
+        assert!(may_lack_block(&json!({ "hash": hash })), "cached before blocks were stored");
         assert!(may_lack_block(&json!({ "hash": hash, "block_number": null })));
         assert!(!may_lack_block(&json!({ "hash": hash, "block_number": 0 })));
         for nothing_to_ask in [json!(null), json!("0x12"), json!("of the relayer's own making")] {

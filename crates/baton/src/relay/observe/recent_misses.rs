@@ -1,4 +1,4 @@
-//! Ids that were looked for in vain a short time ago, so that a client that polls a wrong id costs no further lookups.
+//! Ids that a recent lookup did not find, so that a client that polls a wrong id costs no further lookups.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::relay::state::transaction::TransactionId;
 
-/// Ids that were asked for in vain, for a moment.
+/// Ids without a result, each remembered for `lasts`.
 pub struct RecentMisses {
     lasts: Duration,
     since: Mutex<HashMap<TransactionId, Instant>>,
@@ -22,19 +22,19 @@ impl RecentMisses {
     }
 
     /// Whether the id was added recently.
-    pub fn has(&self, id: TransactionId) -> bool {
+    pub fn has(&self, id: TransactionId, now: Instant) -> bool {
         let since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        since.get(&id).is_some_and(|at| at.elapsed() < self.lasts)
+        since.get(&id).is_some_and(|at| now.saturating_duration_since(*at) < self.lasts)
     }
 
     /// Remembers an id, unless the memory is full of recent ones.
-    pub fn add(&self, id: TransactionId) {
+    pub fn add(&self, id: TransactionId, now: Instant) {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         if since.len() >= Self::IDS_MAX {
-            since.retain(|_, at| at.elapsed() < self.lasts);
+            since.retain(|_, at| now.saturating_duration_since(*at) < self.lasts);
         }
         if since.len() < Self::IDS_MAX {
-            since.insert(id, Instant::now());
+            since.insert(id, now);
         }
     }
 }

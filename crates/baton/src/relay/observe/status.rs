@@ -1,6 +1,6 @@
-//! The status in three tiers: the cache, the database, the relayers. What the third tier finds is stored,
-//! unless it may be the very record that a submission in doubt is looking for. With a chain to ask, the block of what
-//! has ended is found out on the way ([`block`]).
+//! The status in three tiers: the cache, the database, the relayers. A record that only a relayer knows is stored,
+//! unless a submission of unknown outcome may be looking for it. With a chain to ask, the block of a finished transaction
+//! is added ([`block`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,31 +21,30 @@ use crate::relay::state::transaction::{
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::GuardedStore;
 use crate::relay::update::view;
-use crate::timestamp::Timestamp;
 
 /// Looks transactions up.
 pub struct StatusLookup {
     guarded: Arc<GuardedStore>,
     pool: Arc<Pool>,
     timeout: Duration,
-    /// Ids that no tier knew: a client that polls a wrong id does not make us ask every relayer.
+    /// Ids that no tier knew: polling a wrong id does not make us ask every relayer each time.
     unknown: RecentMisses,
     blocks: Option<Blocks>,
 }
 
 const UNKNOWN_FOR: Duration = Duration::from_secs(5);
-/// More claims than this of unknown outcome at once, and nothing is stored from the third tier.
+/// With more claims than this, nothing is stored from the third tier.
 const CLAIMS_COMPARED_MAX: usize = 1000;
 
 impl StatusLookup {
-    /// A lookup over these tiers; with blocks, if there is a chain to ask.
+    /// A lookup over these tiers; `timeout` limits each question to a relayer.
     pub fn new(guarded: Arc<GuardedStore>, pool: Arc<Pool>, blocks: Option<Blocks>, timeout: Duration) -> Self {
         Self { guarded, pool, timeout, unknown: RecentMisses::new(UNKNOWN_FOR), blocks }
     }
 
-    /// The transaction, from the nearest tier that knows all of it.
+    /// The transaction as clients see it, from the first tier that has all of it.
     pub async fn find(&self, id: TransactionId) -> Result<Option<Value>, StoreError> {
-        // Kept by somebody who did not know the block: the database may know better by now.
+        // Cached before its block was known: the database may have it by now.
         let all = |shown: &Value| self.blocks.is_none() || !block::may_lack_block(shown);
         if let Some(shown) = self.guarded.cache.get(id).await.filter(all) {
             counter!("baton_status_total", "tier" => "cache").increment(1);
@@ -65,7 +64,7 @@ impl StatusLookup {
             counter!("baton_status_total", "tier" => "database").increment(1);
             return Ok(Some(row));
         }
-        if self.unknown.has(id) {
+        if self.unknown.has(id, self.guarded.clock.instant()) {
             return Ok(None);
         }
         // Clients of the old synchronous service hold relayers' ids; those are UUIDs too.
@@ -79,7 +78,7 @@ impl StatusLookup {
             Some(_) => counter!("baton_status_total", "tier" => "relayer").increment(1),
             None => {
                 counter!("baton_status_total", "tier" => "none").increment(1);
-                self.unknown.add(id);
+                self.unknown.add(id, self.guarded.clock.instant());
             }
         }
         Ok(found)
@@ -91,7 +90,7 @@ impl StatusLookup {
             match client.transaction(tx_id, self.timeout).await {
                 Ok(found) => found.map(|report| (client.url().clone(), report)),
                 Err(failure) => {
-                    debug!(relayer = %client.url(), "not asked for a status: {}", describe(&failure));
+                    debug!(relayer = %client.url(), "the relayer was not asked for a status: {}", describe(&failure));
                     None
                 }
             }
@@ -105,7 +104,7 @@ impl StatusLookup {
         if !wanted {
             match self.guarded.store.insert(std::slice::from_ref(&row)).await {
                 Ok(()) => self.keep(&row),
-                // Another reader was quicker.
+                // Another reader stored it first.
                 Err(StoreError::Conflict { .. }) => {}
                 Err(failure) => return Err(failure),
             }
@@ -113,7 +112,7 @@ impl StatusLookup {
         Ok(Some(row))
     }
 
-    /// Keeps what cannot change any more. With a chain to ask, a block may still come.
+    /// Caches a finished transaction; with a chain to ask, only once its block is known.
     fn keep(&self, row: &Transaction) {
         let complete = self.blocks.is_none() || block::hash_without_block(row).is_none();
         if complete && let Some(entry) = view::entry(row) {
@@ -124,7 +123,7 @@ impl StatusLookup {
 
 /// A row for a transaction that only a relayer knows.
 fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &GuardedStore) -> Option<Transaction> {
-    let now = Timestamp::now();
+    let now = guarded.clock.now();
     let call = Call {
         to: report.to.as_deref()?.parse().ok()?,
         value: report.value?,
@@ -132,7 +131,7 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &
         gas_limit: report.gas_limit,
         speed: Speed::Average,
     };
-    // A relayer takes call data that is none. Such a record cannot be kept as a row of ours.
+    // A relayer accepts malformed call data. Such a record cannot be stored as a row.
     let request = DirectRequest { call, retry_on_failure: false };
     let readable = serde_json::from_str(&request.to_json()).ok()?;
     if DirectRequest::parse(&readable).ok()? != request {

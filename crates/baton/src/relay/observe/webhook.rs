@@ -1,10 +1,9 @@
-//! What the relayers tell us: `POST /webhooks/oz-relayer`, HMAC-signed over the raw body.
+//! Reports from relayers: `POST /webhooks/oz-relayer`, HMAC-signed over the raw body.
 //!
 //! Looked up by the relayer's id only, never by ours. A webhook may overtake the answer to its own submission: then
-//! it is kept aside and applied when the bind comes.
+//! it is kept and applied with the bind.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -22,16 +21,16 @@ use crate::http::body::RawBody;
 use crate::http::problem::Problem;
 use crate::relay::relayer::wire::{self, Webhook};
 use crate::relay::state::report::Report;
+use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin};
-use crate::timestamp::Timestamp;
 
-/// What the route needs.
+/// State of the route.
 #[derive(Clone)]
 pub struct WebhookState {
-    /// Where transactions are.
+    /// The transactions.
     pub guarded: Arc<GuardedStore>,
-    /// What relayers sign with.
+    /// The key relayers sign with.
     pub key: Arc<Secret>,
 }
 
@@ -48,7 +47,8 @@ async fn receive(
     headers: HeaderMap,
     RawBody(body): RawBody,
 ) -> Result<Json<Value>, Problem> {
-    let started = Instant::now();
+    let clock = state.guarded.clock.clone();
+    let started = clock.instant();
     let answer = accept(&state, &headers, &body).await;
     let result = match &answer {
         Ok((_, result)) => result,
@@ -58,7 +58,7 @@ async fn receive(
         Err(_) => "error",
     };
     counter!("baton_webhooks_total", "result" => result).increment(1);
-    histogram!("baton_webhook_seconds").record(started.elapsed().as_secs_f64());
+    histogram!("baton_webhook_seconds").record(clock.elapsed(started).as_secs_f64());
     answer.map(|(body, _)| body)
 }
 
@@ -74,7 +74,15 @@ async fn accept(
     let parsed: Value =
         serde_json::from_slice(body).map_err(|error| Problem::bad_request(format!("the body is not JSON: {error}")))?;
     match wire::read_webhook(&parsed) {
-        Some(Webhook::Transaction(report)) => apply(&state.guarded, &report).await,
+        Some(Webhook::Transaction(report)) => {
+            let Received { id, result } = receive_report(&state.guarded, &report)
+                .await
+                .map_err(|failure| Problem::unavailable("the store is unavailable; send it again", &failure))?;
+            let Some(id) = id else {
+                return Err(Problem::not_found("no transaction of ours has this relayer id"));
+            };
+            Ok((Json(json!({ "received": true, "transactionId": id.to_string() })), result))
+        }
         Some(Webhook::Other(kind)) => {
             info!(action = "relayer_event", kind, "a relayer reports on itself");
             Ok((Json(json!({ "received": true })), "other"))
@@ -83,31 +91,35 @@ async fn accept(
     }
 }
 
-async fn apply(guarded: &GuardedStore, report: &Report) -> Result<(Json<Value>, &'static str), Problem> {
-    let unavailable = |failure: StoreError| Problem::unavailable("the store is unavailable; send it again", &failure);
-    let mut bound = guarded.store.find_bound(&report.tx_id).await.map_err(unavailable)?;
+/// Result of a webhook about a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// The row that the relayer's transaction is bound to; `None` if there is none yet, and the webhook was kept.
+    pub id: Option<TransactionId>,
+    /// Label of the metric.
+    pub result: &'static str,
+}
+
+/// Applies a webhook about a transaction, or keeps it until the transaction is bound.
+pub async fn receive_report(guarded: &GuardedStore, report: &Report) -> Result<Received, StoreError> {
+    let mut bound = guarded.store.find_bound(&report.tx_id).await?;
     if bound.is_none() {
         // Kept first, looked up again after: if the bind comes in between, one of the two sees the other.
-        guarded
-            .store
-            .keep_early_webhook(&report.tx_id, &report.raw.to_string(), Timestamp::now())
-            .await
-            .map_err(unavailable)?;
-        bound = guarded.store.find_bound(&report.tx_id).await.map_err(unavailable)?;
+        guarded.store.keep_early_webhook(&report.tx_id, &report.raw.to_string(), guarded.clock.now()).await?;
+        bound = guarded.store.find_bound(&report.tx_id).await?;
         if let Some(row) = &bound {
-            guarded.apply_early(row.id, &report.tx_id).await.map_err(unavailable)?;
+            guarded.apply_early(row.id, &report.tx_id).await?;
         }
     }
     let Some(row) = bound else {
-        info!(action = "webhook_unknown", ozRelayerTxId = %report.tx_id, "a webhook about no transaction of ours; kept for a while");
-        return Err(Problem::not_found("no transaction of ours has this relayer id"));
+        info!(action = "webhook_unknown", ozRelayerTxId = %report.tx_id, "a webhook about an unknown transaction; kept for an hour");
+        return Ok(Received { id: None, result: "unknown" });
     };
-    let applied = guarded.apply(row.id, report, Origin::Webhook).await.map_err(unavailable)?;
-    let result = match applied {
+    let result = match guarded.apply(row.id, report, Origin::Webhook).await? {
         Applied::Moved => "applied",
         Applied::Ignored => "ignored",
     };
-    Ok((Json(json!({ "received": true, "transactionId": row.id.to_string() })), result))
+    Ok(Received { id: Some(row.id), result })
 }
 
 /// Checks a signature: HMAC-SHA256 of the raw body, base64 or hex, compared in constant time.

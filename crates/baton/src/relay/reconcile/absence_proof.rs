@@ -1,7 +1,7 @@
-//! What a relayer's own list says about a submission whose outcome nobody knows (pure). The judgement here is all there
-//! is between a lost answer and a double payment; the reasons for each rule are in ADR 4.
+//! What a relayer's own list proves about a submission of unknown outcome (pure). A wrong finding here is a double
+//! payment; ADR 4 gives the reason for each rule.
 //!
-//! [`crate::relay::reconcile::unknown_outcomes`] reads the list, asks what has to be asked and acts on the judgement.
+//! [`super::unknown_outcomes`] reads the list and acts on the finding.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,74 +11,74 @@ use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{Claim, RelayerTxId, Transaction, UnknownOutcome};
 use crate::timestamp::Timestamp;
 
-/// What was read of a relayer's list.
+/// The part of a relayer's list that was read.
 #[derive(Debug, Clone)]
 pub struct RelayerListing {
-    /// Records that may matter, oldest first.
+    /// The relevant records, oldest first.
     pub records: Vec<Report>,
-    /// When the oldest record that was seen was made, whether or not it matters.
+    /// Creation time of the oldest record read, relevant or not.
     pub oldest: Option<Timestamp>,
     /// Whether the list was read far enough back.
     pub complete: bool,
-    /// How far the relayer's clock may be from ours.
+    /// Maximum difference between the relayer's clock and ours.
     pub skew: Duration,
-    /// When the list was asked for.
+    /// When the list was requested.
     pub read_at: Timestamp,
 }
 
 /// A submission of unknown outcome.
 #[derive(Debug, Clone, Copy)]
 pub struct LostSubmission<'a> {
-    /// What was, or was not, submitted.
+    /// The submitted call.
     pub call: &'a Call,
-    /// By whom and when.
+    /// The claim that the submission was sent under.
     pub claim: &'a Claim,
-    /// Why nobody knows.
+    /// Why its outcome is unknown.
     pub unknown: &'a UnknownOutcome,
-    /// How much further off from the relayer's clock the claim's time may be than a time of now.
+    /// Additional uncertainty of the claim's time: our clock may have been set since.
     pub slip: Duration,
-    /// Whether it has not been on the list for so long that nothing can come of it, if it is not on this one either.
+    /// Whether the submission can no longer appear, provided that this list does not show it either.
     pub over: bool,
 }
 
-/// What follows from a list.
+/// What a list proves about one submission.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Finding<'a> {
-    /// This record is it.
+    /// This record is the submission.
     Bind(&'a Report),
-    /// It is not there, and would be if it has been stored.
+    /// The relayer does not have it: a stored submission would be listed.
     Absent,
-    /// It is not there, which proves nothing unless the relayer still knows what it had before.
+    /// It is not listed, which proves absence only if the relayer has kept its older records.
     AskMemory,
-    /// It is not to be seen, for a reason that proves nothing.
+    /// It is not found, and this reason prevents a proof.
     Unproven(&'static str),
 }
 
-/// Whether a relayer still knows what it had before the claim.
+/// Whether a relayer still has its records from before the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// It does.
+    /// It still has them.
     Kept,
-    /// It does not.
+    /// It has lost them.
     Lost,
-    /// It could not be asked.
+    /// The relayer did not answer.
     Unasked,
-    /// There is nothing to ask it about.
+    /// Baton knows no earlier record to ask for.
     Untestable,
 }
 
 impl RelayerListing {
-    /// Whether a record should be kept for these cases.
+    /// Whether a record is relevant to any of these calls.
     pub fn matters<'a>(record: &Report, mut calls: impl Iterator<Item = &'a Call>) -> bool {
         record.is_no_op() || calls.any(|call| call.is_still(record))
     }
 
-    /// Judges one case. `bound` are the records that belong to some row, and `rivals` the calls of the other rows that
-    /// were claimed at the same relayer, both read after the list; `memory` is `None` until it has been asked.
+    /// Finds one submission. `bound` are the records that belong to a row, and `rivals` the equal claims at the same
+    /// relayer, both read after the list; `memory` is `None` until the relayer has been asked.
     ///
-    /// A record that an equal transaction may be looking for is taken only if it is proven that ours is not there and
-    /// cannot come any more: whoever finds its record taken is sent again, and would be sent again in spite of ours.
-    /// One that failed before it was signed is left for last in the same way, since what is bound to it is sent again.
+    /// A record that may belong to an equal claim is bound only if our own submission is proven absent and can no longer
+    /// arrive. Otherwise the other row, finding its record taken, is sent again although our submission also arrives. A
+    /// record that failed unsigned is bound last for the same reason: the row bound to it is sent again.
     pub fn judge<'a>(
         &'a self,
         case: LostSubmission<'_>,
@@ -101,13 +101,13 @@ impl RelayerListing {
         if absence != Finding::Absent || !case.over {
             return absence;
         }
-        // One that names no gas limit also matches the records of those that do, but not the other way round: those
-        // are left to them as long as there is another.
+        // A call without a gas limit also matches records of calls with one, but not the other way round. Leave such
+        // records to the stricter calls while another one is available.
         let spare = |record: &&&Report| matching(record) && !rivals.need(record, case.call);
         Finding::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
     }
 
-    /// What it means that none of these records is the one.
+    /// The finding when none of these records is the submission.
     fn judge_absence(
         &self,
         case: LostSubmission<'_>,
@@ -129,8 +129,8 @@ impl RelayerListing {
             Some(Memory::Kept) => Finding::Absent,
             Some(Memory::Lost) => Finding::Unproven("the relayer has forgotten transactions that it had before"),
             Some(Memory::Unasked) => Finding::Unproven("the relayer could not be asked whether it remembers"),
-            // If it fell silent it may have died with all it knew; if it answered, or only our own consumer died,
-            // there is no reason to suspect it.
+            // A relayer that did not answer may have crashed and lost its records. After an answer, or after a crash of
+            // our own consumer, there is no reason to suspect that.
             Some(Memory::Untestable) if case.unknown.kind.is_silence() => {
                 Finding::Unproven("the relayer fell silent and shows nothing from before")
             }
@@ -139,7 +139,7 @@ impl RelayerListing {
     }
 }
 
-/// What other claimed rows ask for that may look for the same records as this one.
+/// The calls of other claimed rows that match the same records as this row.
 pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transaction>) -> Vec<Call> {
     let is_rival = |other: &&Transaction| {
         let (a, b) = (&other.call, &row.call);
@@ -149,12 +149,12 @@ pub fn rivals<'a>(row: &Transaction, claims: impl IntoIterator<Item = &'a Transa
     claims.into_iter().filter(is_rival).map(|rival| rival.call.clone()).collect()
 }
 
-/// The other rows claimed at a relayer.
+/// Equal claims at the same relayer.
 #[derive(Debug, Clone, Copy)]
 pub enum EqualClaims<'a> {
-    /// What they ask for.
+    /// Their calls.
     Calls(&'a [Call]),
-    /// More than can be compared: every record may be wanted.
+    /// Too many to compare: every record may belong to one of them.
     TooMany,
 }
 
@@ -166,7 +166,7 @@ impl EqualClaims<'_> {
         }
     }
 
-    /// Whether a rival that is pickier than this call wants the record.
+    /// Whether a stricter call than this one matches the record.
     fn need(self, record: &Report, call: &Call) -> bool {
         let picky = |rival: &&Call| rival.gas_limit.is_some() && *rival != call;
         match self {
@@ -176,7 +176,7 @@ impl EqualClaims<'_> {
     }
 }
 
-/// Whether a record is not certainly something else: a field is missing, or a no-op stands where some call was.
+/// Whether a record may be this submission after all: a field is missing, or a no-op replaced a call.
 fn may_stand_for(record: &Report, call: &Call) -> bool {
     let filler = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
     let other_gas = matches!((call.gas_limit, record.gas_limit), (Some(sent), Some(had)) if sent != had);

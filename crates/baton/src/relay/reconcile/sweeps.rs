@@ -1,14 +1,14 @@
-//! The sweeps: every row that is not final has a time at which it is looked at, and here it is. Rows that nobody
-//! claimed are queued again, submitted rows with no news are asked for, and dead letters that should not be are put
-//! back. Claims whose outcome nobody knows are settled in [`crate::relay::reconcile::unknown_outcomes`].
+//! The sweeps: every row that is not final has a time at which the reconciler looks at it. Unclaimed rows are queued again,
+//! relayers are asked about submitted rows without news, and messages that the queue buried too early are put back. Claims
+//! of unknown outcome are settled in [`crate::relay::reconcile::unknown_outcomes`].
 //!
-//! Each kind has a loop of its own, so that a relayer that does not answer holds up only its own questions. Stopped in
-//! the middle, a sweep leaves nothing behind: each row is moved by one guarded save. Each finding is counted: a
-//! healthy system has none.
+//! Each sweep has a loop of its own, so that a relayer that does not answer holds up only its own questions. A sweep that
+//! is stopped half-way leaves nothing behind: each row is moved by one guarded save. Each finding is counted; a healthy
+//! system has none.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use metrics::counter;
 use pipeline::MessageId;
@@ -24,83 +24,150 @@ use crate::relay::store::{Due, EARLY_WEBHOOK_LIFETIME, StoreError};
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
 
-/// Sweeps.
+/// Runs the sweeps.
 pub struct Reconciler {
     guarded: Arc<GuardedStore>,
     pool: Arc<Pool>,
     me: ConsumerId,
     settings: ReconcilerSettings,
-    doubts: UnknownOutcomes,
+    unknown_outcomes: UnknownOutcomes,
 }
 
-/// What the reconciler can be told.
+/// Settings of the reconciler.
 #[derive(Debug, Clone)]
 pub struct ReconcilerSettings {
-    /// How often it sweeps.
+    /// Pause between two sweeps of a kind.
     pub interval: Duration,
-    /// How often it looks at the dead letters.
+    /// Pause between two sweeps of the dead dead_letters.
     pub dead_letters_every: Duration,
-    /// A consumer not heard of for so long is gone.
+    /// Claims of a consumer without a heartbeat for this long are released.
     pub consumer_dead_after: Duration,
-    /// How far a relayer's clock may differ from ours.
+    /// Largest difference between a relayer's clock and ours.
     pub clock_skew: Duration,
-    /// How long relayers remember a finished transaction.
+    /// Relayers keep a finished transaction for this long.
     pub relayer_retention: Duration,
-    /// How long a question to a relayer may take.
+    /// Time limit of a question to a relayer.
     pub question_timeout: Duration,
 }
 
-/// Rows looked at in one sweep.
+/// One of the reconciler's loops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sweep {
+    /// Records that this consumer is alive.
+    Heartbeat,
+    /// Settles claims of unknown outcome and of consumers that are gone.
+    Claims,
+    /// Asks relayers about submitted rows without news.
+    Submitted,
+    /// Queues unclaimed rows again.
+    Waiting,
+    /// Puts back what the queue buried too early.
+    DeadLetters,
+    /// Deletes early webhooks and consumers that are too old to matter.
+    CleanUp,
+}
+
+impl Sweep {
+    /// Every sweep.
+    pub const ALL: [Self; 6] =
+        [Self::Heartbeat, Self::Claims, Self::Submitted, Self::Waiting, Self::DeadLetters, Self::CleanUp];
+
+    /// Name in logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Heartbeat => "heartbeat",
+            Self::Claims => "claims",
+            Self::Submitted => "submitted",
+            Self::Waiting => "waiting",
+            Self::DeadLetters => "dead letters",
+            Self::CleanUp => "clean-up",
+        }
+    }
+}
+
+/// Maximum number of rows in one sweep.
 const SWEEP_MAX: usize = 500;
-/// Questions to relayers under way at once.
+/// Maximum number of concurrent questions to relayers.
 const QUESTIONS_MAX: usize = 16;
-/// Between two clean-ups.
+/// Pause between two clean-ups.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
 impl Reconciler {
-    /// A reconciler that works under this consumer's name.
+    /// A reconciler whose heartbeat and claims bear this consumer's id.
     pub fn new(guarded: Arc<GuardedStore>, pool: Arc<Pool>, me: ConsumerId, settings: ReconcilerSettings) -> Self {
-        let doubts = UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone());
-        Self { guarded, pool, me, settings, doubts }
+        let unknown_outcomes =
+            UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone());
+        Self { guarded, pool, me, settings, unknown_outcomes }
     }
 
-    /// Sweeps until shutdown. The heartbeat beats on its own: a sweep that waits for a slow relayer must not look like
-    /// the death of this consumer.
+    /// Runs all sweeps until shutdown. The heartbeat is a sweep of its own: one that waits for a slow relayer must not
+    /// look like the death of this consumer.
     pub async fn run(&self, shutdown: CancellationToken) {
-        let every = self.settings.interval;
-        let sweeps = async {
-            tokio::join!(
-                again_and_again("heartbeat", self.settings.consumer_dead_after / 4, || self.heartbeat()),
-                again_and_again("claims", every, || self.sweep_claims()),
-                again_and_again("submitted", every, || self.sweep_submitted()),
-                again_and_again("waiting", every, || self.sweep_waiting()),
-                again_and_again("dead letters", self.settings.dead_letters_every, || self.sweep_dead_letters()),
-                again_and_again("clean-up", FORGET_EVERY, || self.forget()),
-            )
-        };
+        let sweeps = futures::future::join_all(Sweep::ALL.iter().map(|sweep| self.repeat(*sweep)));
         tokio::select! {
+            biased;
             () = shutdown.cancelled() => {}
             _ = sweeps => {}
         }
     }
 
-    async fn heartbeat(&self) -> Result<(), StoreError> {
-        self.guarded.store.heartbeat(&self.me, Timestamp::now()).await
+    /// Runs one sweep once.
+    pub async fn sweep(&self, sweep: Sweep) -> Result<(), StoreError> {
+        match sweep {
+            Sweep::Heartbeat => self.guarded.store.heartbeat(&self.me, self.guarded.clock.now()).await,
+            Sweep::Claims => self.sweep_claims().await,
+            Sweep::Submitted => self.sweep_submitted().await,
+            Sweep::Waiting => self.sweep_waiting().await,
+            Sweep::DeadLetters => self.sweep_dead_letters().await,
+            Sweep::CleanUp => {
+                let before = self.guarded.clock.now() - EARLY_WEBHOOK_LIFETIME;
+                self.guarded.store.forget(before).await.map(|_| ())
+            }
+        }
     }
 
-    async fn forget(&self) -> Result<(), StoreError> {
-        self.guarded.store.forget(Timestamp::now() - EARLY_WEBHOOK_LIFETIME).await.map(|_| ())
+    /// Pause between two runs of a sweep.
+    pub fn pause(&self, sweep: Sweep) -> Duration {
+        match sweep {
+            Sweep::Heartbeat => self.settings.consumer_dead_after / 4,
+            Sweep::Claims | Sweep::Submitted | Sweep::Waiting => self.settings.interval,
+            Sweep::DeadLetters => self.settings.dead_letters_every,
+            Sweep::CleanUp => FORGET_EVERY,
+        }
+    }
+
+    /// Repeats one sweep forever. A failure is logged once per outage.
+    async fn repeat(&self, sweep: Sweep) {
+        let clock = &self.guarded.clock;
+        let mut away = false;
+        loop {
+            let started = clock.instant();
+            match self.sweep(sweep).await {
+                Ok(()) => away = false,
+                Err(failure) if !away => {
+                    warn!(
+                        action = "sweep_failed",
+                        sweep = sweep.name(),
+                        "the reconciler waits for the store: {failure}"
+                    );
+                    away = true;
+                }
+                Err(_) => {}
+            }
+            // A sweep that takes long runs less often: it never takes more than half of the time.
+            clock.sleep(self.pause(sweep).max(clock.elapsed(started))).await;
+        }
     }
 
     async fn sweep_claims(&self) -> Result<(), StoreError> {
-        let rows = self.guarded.store.due(Due::Claimed, Timestamp::now(), SWEEP_MAX).await?;
-        self.doubts.settle(rows).await
+        let rows = self.guarded.store.due(Due::Claimed, self.guarded.clock.now(), SWEEP_MAX).await?;
+        self.unknown_outcomes.settle(rows).await
     }
 
-    /// Rows that nobody has claimed for long: never queued, or their message was lost. A queue that is simply
-    /// behind explains it too, and then a second message would only add to it.
+    /// Rows without a claim for long: never queued, or their message was lost. A backlog in the queue explains it too, and
+    /// then a second message would only add to it.
     async fn sweep_waiting(&self) -> Result<(), StoreError> {
-        let rows = self.guarded.store.due(Due::Waiting, Timestamp::now(), SWEEP_MAX).await?;
+        let rows = self.guarded.store.due(Due::Waiting, self.guarded.clock.now(), SWEEP_MAX).await?;
         if rows.is_empty() {
             return Ok(());
         }
@@ -112,19 +179,19 @@ impl Reconciler {
     }
 
     async fn queue_again(&self, row: &Transaction, behind: bool) -> Result<(), StoreError> {
-        let again_at = Timestamp::now() + self.guarded.timings.pending_check;
+        let again_at = self.guarded.clock.now() + self.guarded.timings.pending_check;
         let Some(row) = self.look_again_if_due(row, again_at).await? else { return Ok(()) };
         if !behind {
             counter!("baton_reconciler_total", "finding" => "unclaimed").increment(1);
-            info!(transactionId = %row.id, action = "queued_again", "nobody has claimed it; queued again");
+            info!(transactionId = %row.id, action = "queued_again", "no consumer has claimed it; queued again");
             self.guarded.publish_again(&row, Duration::ZERO).await;
         }
         Ok(())
     }
 
-    /// Submitted rows with no news: asks their relayers. One that does not answer is not asked again in this sweep.
+    /// Submitted rows without news: asks their relayers. A relayer that does not answer is not asked again in this sweep.
     async fn sweep_submitted(&self) -> Result<(), StoreError> {
-        let rows = self.guarded.store.due(Due::Bound, Timestamp::now(), SWEEP_MAX).await?;
+        let rows = self.guarded.store.due(Due::Bound, self.guarded.clock.now(), SWEEP_MAX).await?;
         let mut silent: HashSet<RelayerUrl> = HashSet::new();
         for rows in rows.chunks(QUESTIONS_MAX) {
             let asked = rows.iter().map(|row| {
@@ -138,14 +205,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Asks for one row; names its relayer if that did not answer.
+    /// Asks about one row; returns its relayer if that did not answer.
     async fn ask(&self, row: &Transaction, skip: bool) -> Result<Option<RelayerUrl>, StoreError> {
         let Some(binding) = &row.binding else { return Ok(None) };
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let pause =
             now.since(binding.at).clamp(self.guarded.timings.submitted_check, self.guarded.timings.submitted_check_max);
         let Some(client) = self.pool.ask_one(&binding.relayer) else {
-            // Nobody can be asked any more: shown like a relayer that forgot, for an operator to settle.
+            // No relayer is left to ask: shown like one that has forgotten the transaction, for an operator to settle.
             counter!("baton_reconciler_total", "finding" => "relayer-gone").increment(1);
             self.forgotten(row, now + pause).await?;
             return Ok(None);
@@ -181,7 +248,7 @@ impl Reconciler {
             let (relayer, tx_id) = (&asked.relayer, &asked.tx_id);
             error!(transactionId = %row.id, action = "forgotten", relayer = %relayer, "the relayer no longer knows {tx_id}");
         }
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let decide = |row: &Transaction| match &row.binding {
             Some(binding) if binding.tx_id == asked.tx_id => row.forgotten(again_at, now),
             _ => Err(MOVED),
@@ -189,9 +256,9 @@ impl Reconciler {
         self.guarded.update(row.id, decide).await.map(|_| ())
     }
 
-    /// Puts the next look off, unless the row has moved since it was found to be due.
+    /// Sets the time of the next look, unless the row has moved since it was found to be due.
     async fn look_again_if_due(&self, row: &Transaction, at: Timestamp) -> Result<Option<Transaction>, StoreError> {
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let decide = |now_row: &Transaction| {
             if now_row.version == row.version { now_row.check_later(at, now) } else { Err(MOVED) }
         };
@@ -201,45 +268,51 @@ impl Reconciler {
         }
     }
 
-    /// Dead letters whose row still has attempts left are put back if the queue buried them: its count is only a
-    /// backstop. If a handler did, the row is marked as it should have been. Those whose row ended well, or is with a
-    /// relayer, have nothing left to say.
+    /// A dead letter whose row has attempts left is put back if the queue buried it: the receive count is only a
+    /// backstop. If a handler buried it, the row is marked as failed. A dead letter whose row ended well, or is with a
+    /// relayer, is discarded.
     async fn sweep_dead_letters(&self) -> Result<(), StoreError> {
         let mut after: Option<MessageId> = None;
         loop {
-            let Ok(letters) = self.guarded.queue.dead_letters(after.as_ref(), SWEEP_MAX).await else { return Ok(()) };
+            let Ok(dead_letters) = self.guarded.queue.dead_letters(after.as_ref(), SWEEP_MAX).await else {
+                return Ok(());
+            };
             let mut back = Vec::new();
             let mut over = Vec::new();
-            for letter in &letters {
-                let Ok(envelope) = TransactionMessage::parse(&letter.body) else { continue };
-                let row = match self.guarded.store.get(envelope.transaction_id()).await {
+            for dead_letter in &dead_letters {
+                let Ok(message) = TransactionMessage::parse(&dead_letter.body) else { continue };
+                let row = match self.guarded.store.get(message.transaction_id()).await {
                     Ok(Some(row)) => row,
                     Err(failure) if failure.is_transient() => return Err(failure),
-                    // No row, or one that cannot be read: for an operator to look at.
+                    // No row, or one that cannot be read: left for an operator.
                     Ok(None) | Err(_) => continue,
                 };
                 if row.status == Status::Failed {
                     continue;
                 }
                 if row.needs_no_message() {
-                    over.push(letter.id.clone());
+                    over.push(dead_letter.id.clone());
                     continue;
                 }
-                // A row that has moved since was reopened by an operator, whose replay was cut short.
-                let buried_at = Timestamp::from(letter.buried_at);
-                if letter.by_queue || row.claim.is_some() || row.updated_at > buried_at {
-                    warn!(transactionId = %row.id, action = "put_back", "its message was buried ({}), but it has attempts left", letter.reason);
-                    back.push(letter.id.clone());
+                // A row that moved after the burial was reopened by an operator whose replay was interrupted.
+                let buried_at = Timestamp::from(dead_letter.buried_at);
+                if dead_letter.by_queue || row.claim.is_some() || row.updated_at > buried_at {
+                    warn!(transactionId = %row.id, action = "put_back", "its message was buried ({}), but it has attempts left", dead_letter.reason);
+                    back.push(dead_letter.id.clone());
                 } else {
                     counter!("baton_reconciler_total", "finding" => "dead-letter-unmarked").increment(1);
-                    let now = Timestamp::now();
-                    self.guarded.update(row.id, |row| row.abandon(&letter.reason, now)).await?;
+                    let now = self.guarded.clock.now();
+                    self.guarded.update(row.id, |row| row.abandon(&dead_letter.reason, now)).await?;
                 }
             }
-            let last = letters.last().map(|letter| letter.id.clone()).filter(|_| letters.len() == SWEEP_MAX);
-            // The place to go on from must still be there: what is moved or dropped is passed over.
+            let last = dead_letters
+                .last()
+                .map(|dead_letter| dead_letter.id.clone())
+                .filter(|_| dead_letters.len() == SWEEP_MAX);
+            // The next page starts after a dead letter that is still there: moved and discarded ones are skipped.
             let moved = |id: &MessageId| back.contains(id) || over.contains(id);
-            after = letters.iter().rev().map(|letter| &letter.id).find(|id| !moved(id)).cloned().or(after);
+            after =
+                dead_letters.iter().rev().map(|dead_letter| &dead_letter.id).find(|id| !moved(id)).cloned().or(after);
             counter!("baton_reconciler_total", "finding" => "dead-letter-put-back").increment(back.len() as u64);
             self.guarded.queue.replay(&back, Duration::ZERO).await;
             self.guarded.queue.discard(&over).await;
@@ -251,25 +324,3 @@ impl Reconciler {
 }
 
 const MOVED: Refused = Refused::NotPossible("it has moved meanwhile");
-
-/// Does something, pauses, does it again. A failure is said once per outage.
-async fn again_and_again<F, Fut>(what: &str, pause: Duration, job: F)
-where
-    F: Fn() -> Fut,
-    Fut: Future<Output = Result<(), StoreError>>,
-{
-    let mut away = false;
-    loop {
-        let started = Instant::now();
-        match job().await {
-            Ok(()) => away = false,
-            Err(failure) if !away => {
-                warn!(action = "sweep_failed", sweep = what, "the reconciler waits for the store: {failure}");
-                away = true;
-            }
-            Err(_) => {}
-        }
-        // A job that takes long is done less often, so that it never takes more than half of the time.
-        tokio::time::sleep(pause.max(started.elapsed())).await;
-    }
-}

@@ -1,8 +1,8 @@
-//! Claims whose outcome nobody knows, and how they are settled: by the relayer's own list of transactions. Found →
-//! bound. Certainly absent → sent again. Anything less than certain → looked at again later, and shown to an operator.
+//! Settles claims of unknown outcome by the relayer's own list of transactions. Found → bound. Certainly absent → sent
+//! again. Neither → looked at again later, and shown to an operator.
 //!
-//! A relayer takes no idempotency key, so this search is all there is between a lost answer and a double payment.
-//! What counts as proof is in [`crate::relay::reconcile::absence_proof`].
+//! A relayer takes no idempotency key, so this search is the only protection against a double payment after a lost answer.
+//! [`crate::relay::reconcile::absence_proof`] defines what counts as proof.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -10,21 +10,22 @@ use std::time::Duration;
 
 use metrics::counter;
 use tracing::{error, info, warn};
-use uuid::Uuid;
 
+use crate::clock::Clock;
+use crate::config::Timings;
 use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission, Memory, RelayerListing};
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
 use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{
-    Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Timings, Transaction, UnknownOutcome,
+    Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Transaction, UnknownOutcome,
 };
 use crate::relay::store::{Saved, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
 
-/// Settles doubts.
+/// Settles claims of unknown outcome.
 pub struct UnknownOutcomes {
     guarded: Arc<GuardedStore>,
     pool: Arc<Pool>,
@@ -32,7 +33,7 @@ pub struct UnknownOutcomes {
     settings: ReconcilerSettings,
 }
 
-/// A claim in doubt that is ours to settle.
+/// A claim of unknown outcome that this consumer has taken over.
 struct UnresolvedClaim {
     row: Transaction,
     claim: Claim,
@@ -40,27 +41,27 @@ struct UnresolvedClaim {
 }
 
 impl UnresolvedClaim {
-    fn case(&self, search: &RelayerListing, timings: &Timings) -> LostSubmission<'_> {
+    fn case(&self, listing: &RelayerListing, clock: &Clock, timings: &Timings) -> LostSubmission<'_> {
         let Self { row, claim, unknown } = self;
-        let over = unknown.is_over(search.read_at, timings);
-        LostSubmission { call: &row.call, claim, unknown, slip: claim.at.slip(), over }
+        let over = unknown.is_over(listing.read_at, timings);
+        LostSubmission { call: &row.call, claim, unknown, slip: clock.slip(claim.at), over }
     }
 }
 
-/// More claims than this at once, and every record is taken to be wanted by another.
+/// With more claims than this, every record is treated as wanted by another row.
 const CLAIMS_COMPARED_MAX: usize = 5000;
-/// Pages of a relayer's list read in one search.
+/// Maximum number of pages read of a relayer's list.
 const PAGES_MAX: usize = 200;
-/// Between two looks at something that may stay as it is for hours.
+/// Longest pause between two looks at a claim that may stay unsettled for hours.
 const SLOW_CHECK: Duration = Duration::from_secs(30);
 
 impl UnknownOutcomes {
-    /// Works under this consumer's name.
+    /// Takes claims over in the name of this consumer.
     pub fn new(guarded: Arc<GuardedStore>, pool: Arc<Pool>, me: ConsumerId, settings: ReconcilerSettings) -> Self {
         Self { guarded, pool, me, settings }
     }
 
-    /// Settles what can be settled of these claimed rows.
+    /// Settles these claimed rows as far as possible now.
     pub async fn settle(&self, rows: Vec<Transaction>) -> Result<(), StoreError> {
         let mut by_relayer: BTreeMap<RelayerUrl, Vec<UnresolvedClaim>> = BTreeMap::new();
         for case in futures::future::join_all(rows.into_iter().map(|row| self.take_over(row))).await {
@@ -72,15 +73,15 @@ impl UnknownOutcomes {
         futures::future::join_all(settled).await.into_iter().collect()
     }
 
-    /// Takes over one claim if it is in doubt or its owner is gone; otherwise feels its heartbeat again later.
+    /// Takes over one claim if its outcome is unknown or its owner is gone; otherwise checks the owner's heartbeat later.
     async fn take_over(&self, row: Transaction) -> Result<Option<UnresolvedClaim>, StoreError> {
         let Some(claim) = &row.claim else { return Ok(None) };
-        let (now, token) = (Timestamp::now(), Uuid::new_v4());
+        let (now, token) = (self.guarded.clock.now(), self.guarded.random.uuid_v4());
         let owner_gone = match self.guarded.store.last_heartbeat(&claim.consumer).await? {
             Some(seen) => now.since(seen) > self.settings.consumer_dead_after,
             None => true,
         };
-        // Decided about the very row that was due: if it has moved since, it is looked at when it is due again.
+        // Decided about the row as it was due: if it has moved since, it is looked at when it is due again.
         let Ok(moved) = row.take_over(&self.me, token, owner_gone, now, &self.guarded.timings) else {
             if let Ok(later) = row.check_later(now + self.guarded.timings.claim_check, now) {
                 self.guarded.save(&row, &later).await?;
@@ -92,36 +93,36 @@ impl UnknownOutcomes {
         }
         if claim.unknown.is_none() {
             counter!("baton_reconciler_total", "finding" => "claim-orphaned").increment(1);
-            warn!(transactionId = %row.id, action = "taken_over", consumer = %claim.consumer, "its consumer is gone");
+            warn!(transactionId = %row.id, action = "taken_over", consumer = %claim.consumer, "the consumer that held its claim is gone");
         }
         let row = moved.transaction;
         let parts = row.claim.clone().and_then(|claim| claim.unknown.clone().map(|unknown| (claim, unknown)));
         Ok(parts.map(|(claim, unknown)| UnresolvedClaim { row, claim, unknown }))
     }
 
-    /// All doubts at one relayer, against one reading of its list.
+    /// Settles all claims at one relayer against one reading of its list.
     async fn settle_at(&self, relayer: RelayerUrl, cases: Vec<UnresolvedClaim>) -> Result<(), StoreError> {
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let Some(client) = self.pool.ask_one(&relayer) else {
             counter!("baton_reconciler_total", "finding" => "relayer-gone").increment(cases.len() as u64);
             return self.postpone(&cases, "its relayer is no longer configured").await;
         };
-        // A list cannot speak of what is older than the relayer's memory, and would be read to its end for it.
+        // The list does not reach back beyond the relayer's retention, and would be read to its end in vain.
         let (cases, too_old): (Vec<_>, Vec<_>) = cases
             .into_iter()
             .partition(|case| now.since(case.claim.at) + self.settings.clock_skew < self.settings.relayer_retention);
-        self.postpone(&too_old, "the claim is older than the relayer's memory").await?;
+        self.postpone(&too_old, "the claim is older than the relayer's retention").await?;
         if cases.is_empty() {
             return Ok(());
         }
-        match read_list(&client, &cases, &self.settings).await {
+        match read_list(&client, &cases, &self.settings, &self.guarded.clock).await {
             Err(failure) => self.postpone(&cases, &describe(&failure)).await,
-            Ok(search) => {
-                // Read after the list: what is claimed later cannot be on it.
+            Ok(listing) => {
+                // Read after the list: a submission claimed later cannot be on it.
                 let claims = self.guarded.store.claimed(CLAIMS_COMPARED_MAX).await?;
                 let mut memories = HashMap::new();
                 for case in &cases {
-                    self.settle_one(case, &client, &search, &claims, &mut memories).await?;
+                    self.settle_one(case, &client, &listing, &claims, &mut memories).await?;
                 }
                 Ok(())
             }
@@ -132,19 +133,19 @@ impl UnknownOutcomes {
         &self,
         unresolved: &UnresolvedClaim,
         client: &RelayerClient,
-        search: &RelayerListing,
+        listing: &RelayerListing,
         claims: &[Transaction],
         memories: &mut HashMap<RelayerTxId, Memory>,
     ) -> Result<(), StoreError> {
         let calls = absence_proof::rivals(&unresolved.row, claims);
         let rivals = if claims.len() < CLAIMS_COMPARED_MAX { EqualClaims::Calls(&calls) } else { EqualClaims::TooMany };
-        let ids: Vec<RelayerTxId> = search.records.iter().map(|record| record.tx_id.clone()).collect();
-        let case = unresolved.case(search, &self.guarded.timings);
+        let ids: Vec<RelayerTxId> = listing.records.iter().map(|record| record.tx_id.clone()).collect();
+        let case = unresolved.case(listing, &self.guarded.clock, &self.guarded.timings);
         let mut memory = None;
-        let judgement = loop {
+        let finding = loop {
             let bound = self.guarded.store.bound_among(&ids).await?.into_iter().collect();
-            match search.judge(case, &bound, rivals, memory) {
-                // Bound, or another row was quicker: then the judgement is made anew.
+            match listing.judge(case, &bound, rivals, memory) {
+                // If another row was bound to the record first, judge again.
                 Finding::Bind(record) => {
                     if self.bind(unresolved, record).await? {
                         return Ok(());
@@ -154,14 +155,14 @@ impl UnknownOutcomes {
                 other => break other,
             }
         };
-        if let Finding::Unproven(why) = judgement {
+        if let Finding::Unproven(why) = finding {
             counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
             return self.postpone(std::slice::from_ref(unresolved), why).await;
         }
-        let (now, token) = (Timestamp::now(), unresolved.claim.token);
+        let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
         let absent = self
             .guarded
-            .update(unresolved.row.id, |row| row.absent(token, search.read_at, now, &self.guarded.timings))
+            .update(unresolved.row.id, |row| row.absent(token, listing.read_at, now, &self.guarded.timings))
             .await?;
         if let Updated::Moved(row) = absent
             && row.claim.is_none()
@@ -173,9 +174,9 @@ impl UnknownOutcomes {
         Ok(())
     }
 
-    /// Binds the row to a record of the list; `false` if another row was quicker.
+    /// Binds the row to a record of the list; `false` if another row was bound to the record first.
     async fn bind(&self, case: &UnresolvedClaim, record: &Report) -> Result<bool, StoreError> {
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let from = record.from.as_deref();
         let token = case.claim.token;
         let bind =
@@ -187,14 +188,14 @@ impl UnknownOutcomes {
                 self.guarded.apply(row.id, record, Origin::Reconciler).await?;
                 Ok(true)
             }
-            // Not ours any more: nothing left to do here.
+            // The claim was taken over by another consumer, which settles it.
             Ok(Updated::Refused(..) | Updated::Missing) => Ok(true),
             Err(StoreError::Conflict { .. }) => Ok(false),
             Err(failure) => Err(failure),
         }
     }
 
-    /// Whether the relayer still knows the last transaction that it took before the claim. One that has lost its
+    /// Whether the relayer still knows the last transaction that it took before the claim. A relayer that has lost its
     /// memory lists nothing, and that proves nothing.
     async fn memory(
         &self,
@@ -202,7 +203,7 @@ impl UnknownOutcomes {
         client: &RelayerClient,
         memories: &mut HashMap<RelayerTxId, Memory>,
     ) -> Result<Memory, StoreError> {
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let witness = self.guarded.store.bound_before(&unresolved.claim.relayer, unresolved.claim.at).await?;
         let witness = witness
             .and_then(|witness| witness.binding)
@@ -216,7 +217,7 @@ impl UnknownOutcomes {
             Ok(None) => {
                 error!(
                     transactionId = %unresolved.row.id, action = "relayer_forgot", relayer = %unresolved.claim.relayer,
-                    "the relayer has forgotten {}; what is in doubt there waits for an operator", binding.tx_id
+                    "the relayer has forgotten {}; its claims of unknown outcome wait for an operator", binding.tx_id
                 );
                 Memory::Lost
             }
@@ -226,10 +227,10 @@ impl UnknownOutcomes {
         Ok(memory)
     }
 
-    /// Nothing learned about these claims: later, and less and less often.
+    /// Looks at these claims again later; the older the claim, the longer the pause.
     async fn postpone(&self, cases: &[UnresolvedClaim], why: &str) -> Result<(), StoreError> {
         for UnresolvedClaim { row, claim, .. } in cases {
-            let now = Timestamp::now();
+            let now = self.guarded.clock.now();
             let quick = self.guarded.timings.unknown_check;
             let pause = (now.since(claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
             info!(transactionId = %row.id, action = "still_unknown", "its outcome stays unknown: {why}");
@@ -243,35 +244,36 @@ impl UnknownOutcomes {
     }
 }
 
-/// Reads the list, newest first, until it is past the oldest claim; keeps only what may matter.
+/// Reads the list, newest first, until it is past the oldest claim; keeps only records that may be one of `unresolved`.
 async fn read_list(
     client: &RelayerClient,
-    doubts: &[UnresolvedClaim],
+    unresolved: &[UnresolvedClaim],
     settings: &ReconcilerSettings,
+    clock: &Clock,
 ) -> Result<RelayerListing, RelayerError> {
     let earliest =
-        doubts.iter().map(|unresolved| unresolved.claim.at - unresolved.claim.at.slip()).min().unwrap_or(Timestamp(0));
-    let read_at = Timestamp::now();
-    let mut search =
+        unresolved.iter().map(|case| case.claim.at - clock.slip(case.claim.at)).min().unwrap_or(Timestamp(0));
+    let read_at = clock.now();
+    let mut listing =
         RelayerListing { records: Vec::new(), oldest: None, complete: false, skew: settings.clock_skew, read_at };
-    // New records push others onto the next page while we read: the same one may come twice, none is missed.
+    // New records push others onto the next page while we read: a record may be read twice, but none is missed.
     let mut seen = HashSet::new();
     for page in 1..=PAGES_MAX {
-        let (page, clock) = client.transactions(page, settings.question_timeout).await?;
-        if let Some(clock) = clock {
-            let now = Timestamp::now();
-            search.skew = search.skew.max(settings.clock_skew + clock.since(now).max(now.since(clock)));
+        let (page, date) = client.transactions(page, settings.question_timeout).await?;
+        if let Some(date) = date {
+            let now = clock.now();
+            listing.skew = listing.skew.max(settings.clock_skew + date.since(now).max(now.since(date)));
         }
-        search.oldest = page.records.iter().filter_map(|record| record.created_at).chain(search.oldest).min();
-        search.records.extend(page.records.into_iter().filter(|record| {
-            RelayerListing::matters(record, doubts.iter().map(|unresolved| &unresolved.row.call))
+        listing.oldest = page.records.iter().filter_map(|record| record.created_at).chain(listing.oldest).min();
+        listing.records.extend(page.records.into_iter().filter(|record| {
+            RelayerListing::matters(record, unresolved.iter().map(|case| &case.row.call))
                 && seen.insert(record.tx_id.clone())
         }));
-        if page.last || search.oldest.is_some_and(|oldest| oldest < earliest - search.skew) {
-            search.complete = true;
+        if page.last || listing.oldest.is_some_and(|oldest| oldest < earliest - listing.skew) {
+            listing.complete = true;
             break;
         }
     }
-    search.records.reverse();
-    Ok(search)
+    listing.records.reverse();
+    Ok(listing)
 }

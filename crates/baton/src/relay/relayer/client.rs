@@ -1,18 +1,19 @@
-//! Talks HTTP to one relayer. Its only judgement is what an answer proves: [`Answer`] keeps apart "it has it",
-//! "it certainly does not" and "nobody knows", because a resend after a wrong guess is a double payment.
+//! Talks to one relayer. Its only judgement is what an answer proves: [`Answer`] separates "accepted", "certainly not
+//! accepted" and "outcome unknown", because a resend after a wrong guess is a double payment.
 
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use alloy_primitives::Address;
 use bytes::Bytes;
-use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER};
-use reqwest::{StatusCode, Url};
+use reqwest::header::{AUTHORIZATION, DATE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::{Method, StatusCode, Url};
 use serde_json::Value;
 
 use super::wire::{self, Dialect, Listed, Page, RelayerStatus};
 use crate::config::Secret;
 use crate::http::outgoing;
+use crate::http::transport::{HttpTransport, Request, Response, Transport, TransportError, TransportFailure};
 use crate::relay::request::call::Call;
 use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{RelayerTxId, RelayerUrl};
@@ -22,10 +23,10 @@ use crate::timestamp::Timestamp;
 pub struct RelayerClient {
     url: RelayerUrl,
     base: Url,
-    /// The relayer's id at that process, if the URL names one.
+    /// The relayer's id at its process, if the URL names one.
     wanted_id: Option<String>,
-    http: reqwest::Client,
-    /// Learned from the relayer's own list.
+    transport: Arc<dyn Transport>,
+    /// Learned from the process's list of relayers.
     target: RwLock<Option<Target>>,
 }
 
@@ -36,27 +37,27 @@ struct Target {
     address: Option<Address>,
 }
 
-/// What a submission came to.
+/// What the answer to a submission proves.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     /// The relayer has it.
     Accepted(Box<Report>),
     /// The item itself was refused; the same would happen anywhere.
     Refused(String),
-    /// The item failed, but might not another time.
+    /// The item failed; another attempt may succeed.
     ItemFailed(String),
-    /// The relayer certainly did not take it, for a reason of its own.
+    /// The relayer certainly did not take it, for a reason that has nothing to do with the item.
     NotTaken {
-        /// What kind of reason.
+        /// The kind of reason.
         why: NotTaken,
         /// For people.
         detail: String,
     },
-    /// It may have been taken.
+    /// The relayer may or may not have taken it.
     Unknown {
         /// For people.
         reason: String,
-        /// Whether the relayer answered at all: then it is done with the request, one way or the other.
+        /// Whether the relayer itself answered: then it is no longer working on the request.
         answered: bool,
     },
 }
@@ -64,28 +65,28 @@ pub enum Answer {
 /// Why a relayer took nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotTaken {
-    /// No connection, or the wrong answer to who we are: a fault of the relayer's or the configuration's.
+    /// No connection, or our credentials or path are wrong: a fault of the relayer or the configuration.
     Fault,
     /// Paused or disabled.
     Closed,
-    /// Too many requests: come back after this long.
+    /// Too many requests: pause this long.
     Busy(Duration),
-    /// We did not send it after all: the claim had grown too old.
+    /// The send fence had passed: the claim was too old to send.
     Fenced,
 }
 
-/// What can go wrong when asking a relayer something that changes nothing.
+/// Failure of a question to a relayer, which changes nothing there.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayerError {
-    /// No usable answer.
+    /// No whole answer.
     #[error("the relayer did not answer")]
-    Unreachable(#[source] reqwest::Error),
-    /// An answer, but not a good one.
+    Unreachable(#[source] TransportError),
+    /// An error status.
     #[error("the relayer answered {status}: {detail}")]
     Status {
         /// The HTTP status.
         status: u16,
-        /// Its text.
+        /// The error text of its body.
         detail: String,
     },
     /// An answer that cannot be read.
@@ -94,21 +95,21 @@ pub enum RelayerError {
 }
 
 impl RelayerError {
-    /// Whether this says nothing about the relayer's health: it may just be slow, or have been asked too often.
+    /// Whether the relayer may just be slow, or have been asked too often; then it does not count as unhealthy.
     pub fn is_only_slow(&self) -> bool {
         match self {
-            Self::Unreachable(error) => error.is_timeout() && !error.is_connect(),
+            Self::Unreachable(error) => error.kind == TransportFailure::TimedOut,
             Self::Status { status, .. } => *status == 429,
             Self::Unreadable(_) => false,
         }
     }
 }
 
-/// How long an idle connection is kept: less than relayers keep it, so that a request seldom meets a closing one.
+/// Idle connections are closed after this; relayers keep theirs longer, so a request seldom meets a closing one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
-/// One page of a relayer's transaction list.
+/// Records on one page of a relayer's transaction list.
 const PAGE_SIZE: usize = 500;
-/// The longest answer that is read: a page of the largest requests that we take, and as much again.
+/// Longest answer that is read: twice a page of the largest requests that we accept.
 const ANSWER_BYTES_MAX: usize = 2 * PAGE_SIZE * 256 * 1024;
 
 impl RelayerClient {
@@ -123,19 +124,24 @@ impl RelayerClient {
             .default_headers(headers)
             .build()
             .map_err(|error| format!("no HTTP client: {error}"))?;
-        let (base, wanted_id) = split_url(url);
-        let name = RelayerUrl(url.as_str().trim_end_matches('/').to_owned());
-        Ok(Self { url: name, base, wanted_id, http, target: RwLock::new(None) })
+        Ok(Self::over(Arc::new(HttpTransport::new(http)), url))
     }
 
-    /// Its name: the configured URL.
+    /// A client for `url` over any transport.
+    pub fn over(transport: Arc<dyn Transport>, url: &Url) -> Self {
+        let (base, wanted_id) = split_url(url);
+        let name = RelayerUrl(url.as_str().trim_end_matches('/').to_owned());
+        Self { url: name, base, wanted_id, transport, target: RwLock::new(None) }
+    }
+
+    /// The configured URL, which names the relayer.
     pub fn url(&self) -> &RelayerUrl {
         &self.url
     }
 
     /// Asks the relayer about itself, and learns its id and dialect.
     pub async fn look(&self, timeout: Duration) -> Result<Listed, RelayerError> {
-        // A process lists ten relayers a page; only a wanted id can be on a later one.
+        // A process lists ten relayers per page; only a relayer wanted by id may be on a later one.
         for page in 1..=100 {
             let path = if page == 1 { "api/v1/relayers".to_owned() } else { format!("api/v1/relayers?page={page}") };
             let listed = wire::read_list(&self.get(&path, timeout).await?)
@@ -143,8 +149,7 @@ impl RelayerClient {
             let empty = listed.is_empty();
             let found = match &self.wanted_id {
                 Some(id) => listed.into_iter().find(|relayer| relayer.id == *id),
-                // Their order is not fixed: the first now may be another tomorrow, and a claim would be looked for in
-                // the wrong list.
+                // Their order is not fixed: if the first changed, claims would be looked for in the wrong list.
                 None if listed.len() > 1 => {
                     return Err(RelayerError::Unreadable("several relayers here; name one: …/api/v1/relayers/{id}"));
                 }
@@ -164,12 +169,12 @@ impl RelayerClient {
         Err(RelayerError::Unreadable("no such relayer at this address"))
     }
 
-    /// The address that it sends from, if it tells.
+    /// The address of its account, if it lists one.
     pub async fn address(&self, timeout: Duration) -> Option<Address> {
         self.known_target(timeout).await.ok()?.address
     }
 
-    /// Its load, balance and state. The flat dialect has no such call: its list said it all.
+    /// Its load, balance and state. The flat dialect has no such call: its list has all of it.
     pub async fn status(&self, listed: &Listed, timeout: Duration) -> Result<RelayerStatus, RelayerError> {
         match listed.dialect {
             Dialect::Flat => {
@@ -182,8 +187,8 @@ impl RelayerClient {
         }
     }
 
-    /// Submits a call. Nothing is sent once `not_after` has passed: by then somebody else may have taken the
-    /// claim over, and a process that was stopped and continued must not act on it.
+    /// Submits a call. Nothing is sent once `not_after` has passed: by then another process may have taken the claim
+    /// over, and a process that was stopped and continued must not act on it.
     pub async fn submit(&self, call: &Call, not_after: Instant, timeout: Duration) -> Answer {
         let target = match self.known_target(timeout).await {
             Ok(target) => target,
@@ -196,32 +201,10 @@ impl RelayerClient {
             Dialect::Flat => self.join("transactions"),
         };
         let body = Bytes::from(wire::write_send(call, target.dialect).to_string());
-        let length = body.len();
-        // The body is handed over only at the moment of writing, and only if the claim is still fresh. Without its
-        // body a request is no submission.
-        let gate = futures::stream::once(async move {
-            if Instant::now() < not_after { Ok(body) } else { Err(std::io::Error::other(FENCED)) }
-        });
-        let sent = self
-            .http
-            .post(url)
-            .header(CONTENT_TYPE, "application/json")
-            .header(CONTENT_LENGTH, length)
-            .timeout(timeout)
-            .body(reqwest::Body::wrap_stream(gate))
-            .send()
-            .await;
-        let response = match sent {
-            Ok(response) => response,
-            Err(error) => return judge_error(&error, Instant::now() >= not_after),
-        };
-        let (status, headers) = (response.status(), response.headers().clone());
-        match text(response).await {
-            Ok(text) => judge_answer(status, &headers, &text),
-            Err(error) => Answer::Unknown {
-                reason: format!("the answer broke off after status {status}: {}", describe(&error)),
-                answered: false,
-            },
+        let request = self.request(Method::POST, url, Some(body), timeout);
+        match self.transport.send(Request { not_after: Some(not_after), ..request }).await {
+            Ok(answer) => judge_answer(answer.status, &answer.headers, &text(&answer)),
+            Err(failure) => judge_failure(failure),
         }
     }
 
@@ -239,7 +222,7 @@ impl RelayerClient {
         }
     }
 
-    /// One page of its transactions, newest first, and what its clock said; pages count from 1.
+    /// One page of its transactions, newest first, and the `Date` of the answer; pages count from 1.
     pub async fn transactions(
         &self,
         page: usize,
@@ -270,16 +253,18 @@ impl RelayerClient {
     }
 
     async fn get_dated(&self, path: &str, timeout: Duration) -> Result<(Value, Option<Timestamp>), RelayerError> {
-        let response =
-            self.http.get(self.join(path)).timeout(timeout).send().await.map_err(RelayerError::Unreachable)?;
-        let status = response.status();
-        let clock = response.headers().get(DATE).and_then(|date| Timestamp::parse_http(date.to_str().ok()?));
-        let text = text(response).await?;
-        if !status.is_success() {
-            return Err(RelayerError::Status { status: status.as_u16(), detail: wire::read_error(&text) });
+        let answer = self.transport.send(self.request(Method::GET, self.join(path), None, timeout)).await?;
+        let clock = answer.headers.get(DATE).and_then(|date| Timestamp::parse_http(date.to_str().ok()?));
+        if !answer.status.is_success() {
+            let (status, detail) = (answer.status.as_u16(), wire::read_error(&text(&answer)));
+            return Err(RelayerError::Status { status, detail });
         }
-        let body = serde_json::from_str(&text).map_err(|_| RelayerError::Unreadable("not JSON"))?;
+        let body = serde_json::from_slice(&answer.body).map_err(|_| RelayerError::Unreadable("not JSON"))?;
         Ok((body, clock))
+    }
+
+    fn request(&self, method: Method, url: String, body: Option<Bytes>, timeout: Duration) -> Request {
+        Request { method, url, body, not_after: None, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
     }
 
     fn join(&self, path: &str) -> String {
@@ -287,19 +272,9 @@ impl RelayerClient {
     }
 }
 
-/// An answer's body, as long as it is not endless.
-async fn text(mut response: reqwest::Response) -> Result<String, RelayerError> {
-    let mut body = Vec::new();
-    while let Some(piece) = response.chunk().await.map_err(RelayerError::Unreachable)? {
-        if body.len() + piece.len() > ANSWER_BYTES_MAX {
-            return Err(RelayerError::Unreadable("it has no end"));
-        }
-        body.extend_from_slice(&piece);
-    }
-    Ok(String::from_utf8_lossy(&body).into_owned())
+fn text(answer: &Response) -> String {
+    String::from_utf8_lossy(&answer.body).into_owned()
 }
-
-const FENCED: &str = "the claim is too old to send";
 
 /// `http://host/api/v1/relayers/x` means relayer `x` at `http://host`.
 fn split_url(url: &Url) -> (Url, Option<String>) {
@@ -312,19 +287,31 @@ fn split_url(url: &Url) -> (Url, Option<String>) {
     (url.clone(), None)
 }
 
-/// What a failed send proves. Only a connection that was never made proves that nothing was sent.
-fn judge_error(error: &reqwest::Error, past_fence: bool) -> Answer {
-    let cause = root(error);
-    if cause.contains(FENCED) && past_fence {
-        return Answer::NotTaken { why: NotTaken::Fenced, detail: FENCED.to_owned() };
+impl From<TransportError> for RelayerError {
+    fn from(error: TransportError) -> Self {
+        match error.kind {
+            TransportFailure::AnswerTooLong => Self::Unreadable("it is too long"),
+            _ => Self::Unreachable(error),
+        }
     }
-    if error.is_connect() {
-        return Answer::NotTaken { why: NotTaken::Fault, detail: format!("no connection: {cause}") };
+}
+
+/// What a submission without a whole answer proves.
+fn judge_failure(error: TransportError) -> Answer {
+    if let Some(status) = error.status {
+        let reason = format!("the answer broke off after status {status}: {}", describe(&error.into()));
+        return Answer::Unknown { reason, answered: false };
     }
-    if error.is_timeout() {
-        return Answer::Unknown { reason: "no answer in time".to_owned(), answered: false };
+    match error.kind {
+        TransportFailure::Fenced => Answer::NotTaken { why: NotTaken::Fenced, detail: error.cause },
+        TransportFailure::NoConnection => {
+            Answer::NotTaken { why: NotTaken::Fault, detail: format!("no connection: {}", error.cause) }
+        }
+        TransportFailure::TimedOut => Answer::Unknown { reason: "no answer in time".to_owned(), answered: false },
+        TransportFailure::Lost | TransportFailure::AnswerTooLong => {
+            Answer::Unknown { reason: format!("the connection was lost: {}", error.cause), answered: false }
+        }
     }
-    Answer::Unknown { reason: format!("the connection was lost: {cause}"), answered: false }
 }
 
 /// What an answer proves.
@@ -336,7 +323,7 @@ fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Answer {
             match record {
                 Some(report) => Answer::Accepted(Box::new(report)),
                 None => Answer::Unknown {
-                    reason: format!("status {status} with an answer that is not understood"),
+                    reason: format!("status {status} with a body that cannot be read"),
                     answered: true,
                 },
             }
@@ -345,8 +332,8 @@ fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Answer {
         403 => Answer::NotTaken { why: NotTaken::Closed, detail: said() },
         429 => Answer::NotTaken { why: NotTaken::Busy(retry_after(headers)), detail: said() },
         300..=399 | 401 | 404 | 405 => Answer::NotTaken { why: NotTaken::Fault, detail: said() },
-        // 408 is a server that gave up waiting for a request it may have had; 502 to 504 come from a proxy, or from a
-        // handler that was given up on: the work behind them may go on.
+        // 408: the server gave up waiting for a request that it may have had. 502 to 504 come from a proxy, or from a
+        // handler that ran out of time: the work behind them may go on.
         408 | 500.. => Answer::Unknown { reason: said(), answered: !matches!(status.as_u16(), 408 | 502..=504) },
         _ => Answer::ItemFailed(said()),
     }
@@ -358,19 +345,10 @@ fn retry_after(headers: &HeaderMap) -> Duration {
     Duration::from_secs(seconds.min(60)).max(Duration::from_millis(500))
 }
 
-/// The innermost cause: what reqwest says of itself names only the URL.
-fn root(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
-}
-
 /// An error with its cause, for logs and timelines.
 pub fn describe(error: &RelayerError) -> String {
     match error {
-        RelayerError::Unreachable(inner) => format!("{error} ({})", root(inner)),
+        RelayerError::Unreachable(inner) => format!("{error} ({inner})"),
         _ => error.to_string(),
     }
 }
@@ -384,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_proves_what_it_proves() {
+    fn each_status_maps_to_what_it_proves() {
         let record = r#"{"success":true,"data":{"id":"a","status":"pending","from":"0x1"},"error":null}"#;
         assert!(matches!(judged(200, record), Answer::Accepted(report) if report.tx_id.0 == "a"));
         assert!(matches!(judged(200, "ok"), Answer::Unknown { .. }));

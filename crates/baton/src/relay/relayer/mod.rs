@@ -1,5 +1,5 @@
-//! Our neighbours, the relayers: [`wire`] knows their JSON (both dialects, pure), [`client`] talks HTTP to one of
-//! them, [`pool`] keeps watch over all of them and says which one takes the next transaction.
+//! The relayers: [`wire`] knows their JSON (both dialects, pure), [`client`] talks to one of them, [`pool`] watches all of
+//! them, [`routing`] decides which one takes the next transaction (pure).
 
 pub mod client;
 pub mod pool;

@@ -5,9 +5,11 @@
 use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value, json};
 
-use crate::relay::request::call::{Call, parse_amount};
+use crate::evm::parse_amount;
+use crate::relay::request::call::Call;
 use crate::relay::state::report::{Report, ReportedStatus};
 use crate::relay::state::transaction::{Progress, RelayerTxId};
+use crate::relay::store::NUMBER_MAX;
 use crate::timestamp::Timestamp;
 
 /// How a relayer wants to be spoken to.
@@ -125,9 +127,6 @@ pub fn write_send(call: &Call, dialect: Dialect) -> Value {
 const TX_ID_LENGTH_MAX: usize = 512;
 /// A hash or an address is shorter; what is longer is cut, so that every store can keep it and it still is there.
 const NAME_LENGTH_MAX: usize = 255;
-
-/// What every store can keep; no chain has counted so far.
-pub const NUMBER_MAX: u64 = i64::MAX as u64;
 
 /// Reads a record: the answer to a send or a get, one entry of a list, or a webhook's payload.
 pub fn read_record(body: &Value) -> Option<Report> {

@@ -3,11 +3,13 @@
 //! Amounts are kept as 256-bit integers and travel as decimal strings; nothing here is ever a float.
 //! Next: [`crate::relay::accept::intake`] stores it.
 
-use std::fmt::{self, Write};
-use std::str::FromStr;
+use std::fmt::Write;
 
 use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value};
+
+use crate::evm::{ADDRESS_RULE, parse_address, parse_amount};
+use crate::http::problem::FieldProblem;
 
 /// The gas price class asked of the relayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,9 +18,9 @@ pub enum Speed {
     SafeLow,
     /// The default.
     Average,
-    /// Quick.
+    /// Higher price, earlier block.
     Fast,
-    /// Quickest.
+    /// Highest price, next block if possible.
     Fastest,
 }
 
@@ -41,9 +43,9 @@ impl Speed {
 /// One call on the chain, as a relayer is asked to make it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// The target.
+    /// Contract or recipient.
     pub to: Address,
-    /// Wei.
+    /// Amount in wei.
     pub value: U256,
     /// Call data: lower-case 0x hex of even length.
     pub data: String,
@@ -56,31 +58,16 @@ pub struct Call {
 /// A checked `POST /relay/direct` body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectRequest {
-    /// What to do.
+    /// The call to make.
     pub call: Call,
-    /// Whether one automatic replay is wanted if it ends as a dead letter.
+    /// Whether the client wants one automatic replay from the dead-letter queue.
     pub retry_on_failure: bool,
-}
-
-/// One thing that is wrong with a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FieldProblem {
-    /// The field's name as the client wrote it.
-    pub field: String,
-    /// The rule it breaks.
-    pub message: String,
-}
-
-impl fmt::Display for FieldProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.message)
-    }
 }
 
 const DIRECT_FIELDS: [&str; 7] = ["to", "data", "value", "gas", "gasLimit", "speed", "retryOnFailure"];
 
 impl DirectRequest {
-    /// Reads a body, or says everything that is wrong with it.
+    /// Reads a body, or returns every problem in it.
     pub fn parse(body: &Value) -> Result<Self, Vec<FieldProblem>> {
         let Some(object) = body.as_object() else {
             return Err(vec![problem("body", "must be a JSON object")]);
@@ -137,24 +124,6 @@ fn read_to(object: &Map<String, Value>) -> Result<Address, FieldProblem> {
     parse_address(text).map_err(|rule| problem("to", &rule))
 }
 
-const ADDRESS_RULE: &str = "must be a 20-byte address: 0x and 40 hex digits";
-
-/// An address; one in mixed case must have the right checksum. The error is the rule that it breaks.
-pub fn parse_address(text: &str) -> Result<Address, String> {
-    let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 40).ok_or(ADDRESS_RULE)?;
-    if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(ADDRESS_RULE.to_owned());
-    }
-    let mixed =
-        digits.bytes().any(|byte| byte.is_ascii_lowercase()) && digits.bytes().any(|byte| byte.is_ascii_uppercase());
-    if mixed {
-        return Address::parse_checksummed(text, None).map_err(|_| {
-            "has a wrong EIP-55 checksum; send the checksummed address, or all lower case to skip it".to_owned()
-        });
-    }
-    Address::from_str(text).map_err(|_| ADDRESS_RULE.to_owned())
-}
-
 pub(super) fn read_data_of(object: &Map<String, Value>, name: &str) -> Result<String, FieldProblem> {
     let rule = "must be 0x and an even number of hex digits";
     let Some(value) = field(object, name) else { return Ok("0x".to_owned()) };
@@ -204,16 +173,6 @@ pub(super) fn read_flag(object: &Map<String, Value>, name: &str) -> Result<bool,
         None => Ok(false),
         Some(value) => value.as_bool().ok_or_else(|| problem(name, "must be true or false")),
     }
-}
-
-/// An amount written as decimal digits or 0x hex; nothing else, in particular no sign, point or exponent.
-pub fn parse_amount(text: &str) -> Option<U256> {
-    let (digits, radix) = match text.strip_prefix("0x") {
-        Some(hex) => (hex, 16),
-        None => (text, 10),
-    };
-    let valid = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(radix));
-    valid.then(|| U256::from_str_radix(digits, u64::from(radix)).ok())?
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ use alloy_sol_types::{Eip712Domain, SolCall, SolStruct, sol};
 use serde_json::{Map, Value};
 
 use crate::config::ForwarderConfig;
-use crate::relay::request::call::{
-    Call, FieldProblem, Speed, field, parse_address, parse_amount, problem, read_data_of, read_flag, take,
-};
+use crate::evm::{parse_address, parse_amount};
+use crate::http::problem::FieldProblem;
+use crate::relay::request::call::{Call, Speed, field, problem, read_data_of, read_flag, take};
 use crate::timestamp::Timestamp;
 
 sol! {

@@ -24,14 +24,14 @@ pub struct TransactionMessage {
 
 impl TransactionMessage {
     /// A new message about a row.
-    pub fn of(row: &Transaction) -> Self {
+    pub fn of(row: &Transaction, message_id: Uuid, now: Timestamp) -> Self {
         let request = row.forward.as_ref().map_or_else(|| row.request.to_string(), |forward| forward.gasless.to_json());
         Self {
-            message_id: Uuid::now_v7(),
+            message_id,
             transaction_id: row.id.0,
             r#type: row.kind.name().to_owned(),
             request: RawValue::from_string(request).expect("a row's request is JSON"),
-            timestamp: Timestamp::now().to_string(),
+            timestamp: now.to_string(),
             forwarder_address: row.forward.as_ref().map(|forward| forward.forwarder.to_checksum(None)),
         }
     }

@@ -10,8 +10,9 @@ use uuid::Uuid;
 
 use super::transaction::{
     Binding, Claim, ConsumerId, FailedBy, Kind, Moved, NextStep, Progress, Refused, RelayerTxId, RelayerUrl, Status,
-    Step, Timings, Transaction, TransactionId, UnknownCause, UnknownOutcome,
+    Step, Transaction, TransactionId, UnknownCause, UnknownOutcome,
 };
+use crate::config::Timings;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::Forward;
 use crate::timestamp::Timestamp;

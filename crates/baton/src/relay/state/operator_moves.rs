@@ -1,7 +1,8 @@
 //! The moves that only an operator makes (pure): replay a dead letter, resolve an unknown outcome.
 
 use super::moves::{failed, moved};
-use super::transaction::{FailedBy, Moved, Refused, Status, Timings, Transaction};
+use super::transaction::{FailedBy, Moved, Refused, Status, Transaction};
+use crate::config::Timings;
 use crate::timestamp::Timestamp;
 
 impl Transaction {

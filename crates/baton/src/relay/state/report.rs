@@ -7,8 +7,9 @@ use alloy_primitives::{Address, U256};
 use serde_json::Value;
 
 use super::moves::{failed, moved};
+use crate::config::{RelayMode, Timings};
 use crate::relay::request::call::Call;
-use crate::relay::state::transaction::{FailedBy, Moved, Progress, RelayerTxId, Status, Step, Timings, Transaction};
+use crate::relay::state::transaction::{FailedBy, Moved, Progress, RelayerTxId, Status, Step, Transaction};
 use crate::timestamp::Timestamp;
 
 /// A relayer's view of one of its transactions, independent of the dialect.
@@ -68,15 +69,6 @@ impl ReportedStatus {
     }
 }
 
-/// How the lane ends a success: by webhook (`confirmed`) or by following it (`success`, with the result).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Submit and forget: webhooks bring the end.
-    FireAndForget,
-    /// Submit and follow until final.
-    Confirm,
-}
-
 /// How a report came, which says how old it may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -101,7 +93,14 @@ pub enum Verdict {
 
 impl Transaction {
     /// Judges a report about the transaction that this row is bound to.
-    pub fn report(&self, report: &Report, source: Source, mode: Mode, now: Timestamp, timings: &Timings) -> Verdict {
+    pub fn report(
+        &self,
+        report: &Report,
+        source: Source,
+        mode: RelayMode,
+        now: Timestamp,
+        timings: &Timings,
+    ) -> Verdict {
         let Some(binding) = self.binding.as_ref().filter(|binding| binding.tx_id == report.tx_id) else {
             // That relayer failed it unsigned, and another relayer has taken it since.
             return match &report.hash {
@@ -125,10 +124,10 @@ impl Transaction {
             ReportedStatus::Confirmed => {
                 let mut next = self.with_report(report, now);
                 next.status = match mode {
-                    Mode::FireAndForget => Status::Confirmed,
-                    Mode::Confirm => Status::Success,
+                    RelayMode::FireAndForget => Status::Confirmed,
+                    RelayMode::Confirm => Status::Success,
                 };
-                next.result = (mode == Mode::Confirm).then(|| report.raw.clone());
+                next.result = (mode == RelayMode::Confirm).then(|| report.raw.clone());
                 next.confirmed_at = Some(report.confirmed_at.unwrap_or(now));
                 next.block_number = report.block_number;
                 next.check_at = None;
@@ -212,9 +211,9 @@ impl Transaction {
         }
     }
 
-    fn failed_at_relayer(&self, report: &Report, reason: &str, mode: Mode, now: Timestamp) -> Moved {
+    fn failed_at_relayer(&self, report: &Report, reason: &str, mode: RelayMode, now: Timestamp) -> Moved {
         let mut next = self.with_report(report, now);
-        next.result = (mode == Mode::Confirm).then(|| report.raw.clone());
+        next.result = (mode == RelayMode::Confirm).then(|| report.raw.clone());
         next.block_number = report.block_number;
         failed(next, FailedBy::Relayer, reason)
     }
@@ -294,26 +293,15 @@ mod tests {
     use crate::relay::state::transaction::{ConsumerId, RelayerUrl, TransactionId};
 
     const HASH: &str = "0x01";
-    const CLOCKS: Timings = Timings {
-        pending_check: Duration::from_secs(600),
-        claim_check: Duration::from_secs(10),
-        submit_timeout: Duration::from_secs(30),
-        send_window: Duration::from_secs(5),
-        relayer_timeout: Duration::from_secs(30),
-        unknown_check: Duration::from_secs(1),
-        absence_confirm: Duration::from_secs(5),
-        submitted_check: Duration::from_secs(30),
-        submitted_check_max: Duration::from_secs(300),
-    };
 
     fn submitted() -> Transaction {
         let body = json!({ "to": "0x5fbdb2315678afecb367f032d93f642f64180aa3", "value": "7", "data": "0xab" });
         let request = DirectRequest::parse(&body).unwrap();
         let (now, token) = (Timestamp(0), Uuid::new_v4());
-        let row = Transaction::accepted(TransactionId::generate(), &request, "test".into(), now, &CLOCKS);
+        let row = Transaction::accepted(TransactionId::generate(), &request, "test".into(), now, &Timings::DEFAULT);
         let (me, relayer) = (ConsumerId::generate(), RelayerUrl("http://r1".into()));
-        let row = row.claim(&me, token, &relayer, "test", now, &CLOCKS).unwrap().transaction;
-        row.bind(token, &RelayerTxId("oz-1".into()), None, "test", now, &CLOCKS).unwrap().transaction
+        let row = row.claim(&me, token, &relayer, "test", now, &Timings::DEFAULT).unwrap().transaction;
+        row.bind(token, &RelayerTxId("oz-1".into()), None, "test", now, &Timings::DEFAULT).unwrap().transaction
     }
 
     fn word(status: ReportedStatus) -> Report {
@@ -336,7 +324,7 @@ mod tests {
     }
 
     fn after(row: &Transaction, report: &Report) -> Transaction {
-        match row.report(report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS) {
+        match row.report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT) {
             Verdict::Move(moved) | Verdict::Reroute(moved, _) => moved.transaction,
             other => panic!("expected a move, got {other:?}"),
         }
@@ -360,8 +348,13 @@ mod tests {
 
     #[test]
     fn confirm_mode_ends_in_success_with_the_result() {
-        let verdict =
-            submitted().report(&word(ReportedStatus::Confirmed), Source::Webhook, Mode::Confirm, Timestamp(1), &CLOCKS);
+        let verdict = submitted().report(
+            &word(ReportedStatus::Confirmed),
+            Source::Webhook,
+            RelayMode::Confirm,
+            Timestamp(1),
+            &Timings::DEFAULT,
+        );
         let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
         assert_eq!(moved.transaction.status, Status::Success);
         assert_eq!(moved.transaction.result, Some(json!({ "all": "of it" })));
@@ -388,7 +381,13 @@ mod tests {
             ReportedStatus::Failed,
             ReportedStatus::Confirmed,
         ] {
-            let verdict = confirmed.report(&word(status), Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+            let verdict = confirmed.report(
+                &word(status),
+                Source::Webhook,
+                RelayMode::FireAndForget,
+                Timestamp(2),
+                &Timings::DEFAULT,
+            );
             assert!(matches!(verdict, Verdict::Ignore(_)), "{status:?}: {verdict:?}");
         }
     }
@@ -399,9 +398,9 @@ mod tests {
         let verdict = row.report(
             &word(ReportedStatus::Open(Progress::Sent)),
             Source::Webhook,
-            Mode::FireAndForget,
+            RelayMode::FireAndForget,
             Timestamp(2),
-            &CLOCKS,
+            &Timings::DEFAULT,
         );
         assert_eq!(verdict, Verdict::Ignore("older than what is known"));
         assert_eq!(row.status, Status::Submitted);
@@ -412,7 +411,8 @@ mod tests {
         let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
         let mut again = word(ReportedStatus::Open(Progress::Submitted));
         (again.hash, again.nonce) = (Some("0x02".into()), Some(5));
-        let verdict = confirmed.report(&again, Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        let verdict =
+            confirmed.report(&again, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT);
         let Verdict::DoubleSend(step) = verdict else { panic!("{verdict:?}") };
         assert!(step.detail.contains("0x01") && step.detail.contains("0x02"));
     }
@@ -422,17 +422,17 @@ mod tests {
         let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Submitted)));
         let mut bumped = word(ReportedStatus::Open(Progress::Submitted));
         bumped.hash = Some("0x02".into());
-        let asked = row.report(&bumped, Source::Asked, Mode::FireAndForget, Timestamp(2), &CLOCKS);
+        let asked = row.report(&bumped, Source::Asked, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT);
         let Verdict::Move(moved) = asked else { panic!("{asked:?}") };
         let row = moved.transaction;
         assert_eq!(row.hash.as_deref(), Some("0x02"));
         let late = word(ReportedStatus::Open(Progress::Submitted));
-        let verdict = row.report(&late, Source::Webhook, Mode::FireAndForget, Timestamp(3), &CLOCKS);
+        let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(3), &Timings::DEFAULT);
         assert_eq!(verdict, Verdict::Ignore("already known"));
         let mut confirmed = word(ReportedStatus::Confirmed);
         confirmed.hash = Some("0x02".into());
         let row = after(&row, &confirmed);
-        let verdict = row.report(&late, Source::Webhook, Mode::FireAndForget, Timestamp(4), &CLOCKS);
+        let verdict = row.report(&late, Source::Webhook, RelayMode::FireAndForget, Timestamp(4), &Timings::DEFAULT);
         assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
     }
 
@@ -440,7 +440,8 @@ mod tests {
     fn what_was_given_up_as_unsigned_and_then_signed_is_an_alarm() {
         let mut report = word(ReportedStatus::Confirmed);
         report.tx_id = RelayerTxId("given-up".into());
-        let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+        let verdict =
+            submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
         assert!(matches!(verdict, Verdict::DoubleSend(_)), "{verdict:?}");
     }
 
@@ -459,7 +460,8 @@ mod tests {
             let mut report = word(ReportedStatus::Failed);
             (report.hash, report.nonce, report.reason) = (None, None, Some(reason.into()));
             report.raw = json!({ "nonce": null });
-            let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+            let verdict =
+                submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
             let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
             let row = moved.transaction;
             assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
@@ -484,7 +486,8 @@ mod tests {
         let mut report = word(ReportedStatus::Confirmed);
         report.tx_id = RelayerTxId("oz-2".into());
         report.hash = None;
-        let verdict = submitted().report(&report, Source::Webhook, Mode::FireAndForget, Timestamp(1), &CLOCKS);
+        let verdict =
+            submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
         assert!(matches!(verdict, Verdict::Ignore(_)));
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::config::Timings;
 use crate::relay::request::call::Call;
 use crate::relay::request::forward::Forward;
 use crate::timestamp::Timestamp;
@@ -297,42 +298,6 @@ pub struct Transaction {
     pub result: Option<Value>,
     /// When the reconciler next checks it; none once it is final.
     pub check_at: Option<Timestamp>,
-}
-
-/// How long each kind of silence lasts before the reconciler checks a row, and the limits of a submission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timings {
-    /// A pending row without a claim: its message may be lost.
-    pub pending_check: Duration,
-    /// A claim: interval at which its owner's heartbeat is checked.
-    pub claim_check: Duration,
-    /// Timeout of one submission, from claim to answer.
-    pub submit_timeout: Duration,
-    /// Time after the claim within which the submission may be sent; later it is not sent at all.
-    pub send_window: Duration,
-    /// Longest time that a relayer works on a request that it has not answered.
-    pub relayer_timeout: Duration,
-    /// A claim of unknown outcome: interval between two lookups at the relayer.
-    pub unknown_check: Duration,
-    /// Minimum time that a relayer's list must not show a submission before it counts as absent.
-    pub absence_confirm: Duration,
-    /// A submitted row without news; doubles with each check, up to `submitted_check_max`.
-    pub submitted_check: Duration,
-    /// Maximum pause between two checks of a submitted row.
-    pub submitted_check_max: Duration,
-}
-
-impl Timings {
-    /// When to check that a row has a message, if the message is sent after the row was saved: the sender may have died
-    /// in between. A second message does no harm.
-    pub fn message_check(&self) -> Duration {
-        self.claim_check
-    }
-
-    /// Time from a claim to the last moment at which its submission can still take effect.
-    pub(super) fn longest_submission(&self) -> Duration {
-        self.send_window + self.submit_timeout.max(self.relayer_timeout)
-    }
 }
 
 /// Why it is unknown whether a relayer took a submission.

@@ -242,6 +242,9 @@ impl StoreError {
     }
 }
 
+/// The largest number that every database stores. Nonces and block numbers beyond it come from a faulty relayer or node.
+pub const NUMBER_MAX: u64 = i64::MAX as u64;
+
 /// The constraint that a relayer transaction belongs to one row.
 pub const RELAYER_TX_ID_UNIQUE: &str = "relayer_transactions";
 

@@ -1,11 +1,11 @@
 //! Takes a message and gets its transaction to one relayer, once: claim → route → submit → bind.
 //!
-//! The claim is stored before anything is sent and the answer is stored before the message goes. Whatever dies in
-//! between leaves a claim behind, and [`crate::relay::reconcile::sweeps`] finds out what it came to. A submission whose outcome
-//! is unknown is never repeated here.
+//! The claim is stored before anything is sent, and the answer is stored before the message is deleted. A crash in between
+//! leaves a claim behind, which [`crate::relay::reconcile`] settles. A submission whose outcome is unknown is never
+//! repeated here.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use metrics::{counter, histogram};
@@ -14,12 +14,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
+use crate::config::RelayMode;
 use crate::relay::chain::Chain;
 use crate::relay::relayer::client::{Answer, NotTaken, describe};
 use crate::relay::relayer::pool::{Chosen, Pool, Unavailable};
 use crate::relay::relayer::routing::Sent;
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::report::{Mode, Report};
+use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{
     ConsumerId, NextStep, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
 };
@@ -27,63 +28,62 @@ use crate::relay::store::StoreError;
 use crate::relay::submit::nonce_order::{NonceOrder, Turn};
 use crate::relay::submit::preflight::{Preflight, preflight};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
-use crate::timestamp::Timestamp;
 
 /// Handles the messages of the relay lane.
 pub struct Consumer {
-    /// Store and queue.
+    /// Store, queue and clock.
     pub guarded: Arc<GuardedStore>,
     /// The relayers.
     pub pool: Arc<Pool>,
-    /// Whose turn it is.
+    /// The order of one signer's gasless transactions.
     pub order: NonceOrder,
-    /// The chain, if each transaction is tried on it before it is submitted.
+    /// The chain, if the pre-flight is on.
     pub preflight: Option<Arc<Chain>>,
-    /// This run of this process.
+    /// Names the owner of claims: this run of this process.
     pub me: ConsumerId,
-    /// What it was told.
+    /// Attempts and pauses.
     pub settings: ConsumerSettings,
-    /// Nothing new is begun after this.
+    /// Once cancelled, messages that wait for a relayer are handed back.
     pub shutdown: CancellationToken,
 }
 
-/// What a consumer can be told.
+/// Settings of a consumer.
 #[derive(Debug, Clone)]
 pub struct ConsumerSettings {
-    /// Failures of an item before it is a dead letter, and the pauses in between.
+    /// Failures of an item before it becomes a dead letter, and the pauses in between.
     pub attempts: RetryPolicy,
     /// The pause before the one automatic replay.
     pub auto_replay_delay: Duration,
-    /// How long a question to a relayer may take.
+    /// Time limit of a question to a relayer.
     pub question_timeout: Duration,
 }
 
-/// The pause before a message is looked at again when the item is not at fault.
+/// Pause before the next delivery when the item is not at fault.
 const WAIT: Duration = Duration::from_secs(2);
-/// How long a transaction waits for room at the one relayer that it may go to.
+/// Longest wait for room when the transaction must go to one certain relayer.
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
-/// In confirm mode, the pause between two questions.
+/// Confirm mode: pause between two questions to the relayer.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(1000);
-/// In confirm mode, how long one delivery follows its transaction; then the reconciler goes on.
+/// Confirm mode: longest time one delivery follows its transaction; the reconciler goes on from there.
 const FOLLOW_FOR: Duration = Duration::from_secs(600);
 
 #[async_trait]
 impl Handler for Consumer {
     async fn handle(&self, message: &Message) -> Outcome {
-        let started = Instant::now();
-        let envelope = match TransactionMessage::parse(&message.body) {
-            Ok(envelope) => envelope,
+        let started = self.guarded.clock.instant();
+        let received = match TransactionMessage::parse(&message.body) {
+            Ok(received) => received,
             Err(reason) => {
                 error!(messageId = %message.id, action = "malformed", "{reason}");
                 return Outcome::Dead { reason };
             }
         };
-        let id = envelope.transaction_id();
-        debug!(transactionId = %id, messageId = %envelope.message_id(), action = "message_received", receives = message.receives, "received");
+        let id = received.transaction_id();
+        debug!(transactionId = %id, messageId = %received.message_id(), action = "message_received", receives = message.receives, "received");
         let outcome = match self.process(id, message.receives).await {
             Ok(outcome) => outcome,
             Err(failure) => {
-                warn!(transactionId = %id, messageId = %envelope.message_id(), action = "store_away", "{failure}");
+                warn!(transactionId = %id, messageId = %received.message_id(), action = "store_away", "{failure}");
                 Outcome::Retry { after: WAIT, reason: failure.to_string() }
             }
         };
@@ -94,11 +94,11 @@ impl Handler for Consumer {
         };
         info!(
             transactionId = %id,
-            messageId = %envelope.message_id(),
+            messageId = %received.message_id(),
             action,
             attempt = message.receives,
-            duration_ms = started.elapsed().as_millis() as u64,
-            "handled: {outcome:?}"
+            duration_ms = self.guarded.clock.elapsed(started).as_millis() as u64,
+            "{}", describe_outcome(&outcome)
         );
         outcome
     }
@@ -111,12 +111,12 @@ impl Handler for Consumer {
 impl Consumer {
     async fn process(&self, id: TransactionId, receives: u32) -> Result<Outcome, StoreError> {
         let Some(row) = self.guarded.store.get(id).await? else {
-            warn!(transactionId = %id, action = "row_missing", "a message about no row; it is tried again");
+            warn!(transactionId = %id, action = "row_missing", "the message points to no row; it is tried again");
             return Ok(Outcome::Retry { after: WAIT, reason: "there is no such transaction".to_owned() });
         };
         match row.next_step() {
             NextStep::Submit => {
-                if let Some(reason) = expired(&row) {
+                if let Some(reason) = self.expired(&row) {
                     return self.fail_unsent(row, &reason, false).await;
                 }
                 match self.order.turn(&row).await? {
@@ -125,7 +125,7 @@ impl Consumer {
                     Turn::Never(reason) => self.fail_unsent(row, &reason, false).await,
                 }
             }
-            NextStep::Follow if self.guarded.mode == Mode::Confirm => self.follow(id).await,
+            NextStep::Follow if self.guarded.mode == RelayMode::Confirm => self.follow(id).await,
             NextStep::Follow | NextStep::Nothing => Ok(Outcome::Done),
             NextStep::Bury(reason) => Ok(Outcome::Dead { reason }),
             NextStep::LeaveAlone => Ok(Outcome::Retry {
@@ -135,8 +135,8 @@ impl Consumer {
         }
     }
 
-    /// Goes from relayer to relayer, or to the one at which it must be, until one takes it, the item fails, or the outcome
-    /// is unknown.
+    /// Tries one relayer after the other (or only `at`, if it is set) until one takes the transaction, the item fails, or
+    /// the outcome is unknown.
     async fn submit(
         &self,
         mut row: Transaction,
@@ -152,21 +152,22 @@ impl Consumer {
         }
         loop {
             let chosen = tokio::select! {
+                biased;
                 chosen = self.pool.choose(&tried) => chosen.map_err(Some),
-                // Waiting for room has had no effect yet; the next consumer can wait as well.
+                // Waiting for room has no effect yet; another consumer can wait as well.
                 () = self.shutdown.cancelled() => return Ok(handed_back()),
-                // Those that must go to a certain relayer do not keep all others from theirs.
-                () = tokio::time::sleep(ROOM_PATIENCE), if at.is_some() => Err(None),
+                // A transaction that must go to one relayer does not occupy a handler for long.
+                () = self.guarded.clock.sleep(ROOM_PATIENCE), if at.is_some() => Err(None),
             };
             let chosen = match chosen {
                 Ok(chosen) => chosen,
-                // The relayer that failed it last is still better than none.
+                // The relayer that failed it last is better than none.
                 Err(_) if avoided.is_some() => {
                     tried.retain(|url| Some(url) != avoided.as_ref());
                     avoided = None;
                     continue;
                 }
-                // It must follow another there, unless that one has been executed meanwhile.
+                // It must follow its predecessor there, unless the chain has executed that one meanwhile.
                 Err(_) if at.is_some() && self.order.is_next_on_chain(&row).await => {
                     tried.clear();
                     at = None;
@@ -175,12 +176,13 @@ impl Consumer {
                 Err(unavailable) => match unavailable.filter(|_| at.is_none()) {
                     Some(unavailable) => return Ok(self.wait(unavailable)),
                     None => {
-                        let reason = "the relayer that has the one before it takes nothing now".to_owned();
+                        let reason =
+                            "the relayer that holds the signer's previous transaction takes no work now".to_owned();
                         return Ok(self.put_off(&row, WAIT, reason, receives).await);
                     }
                 },
             };
-            match self.last_look(&row, &chosen).await {
+            match self.try_on_chain(&row, &chosen).await {
                 Preflight::Go => {}
                 Preflight::Reverts(reason) => {
                     chosen.answered(Sent::NotSent);
@@ -191,28 +193,29 @@ impl Consumer {
                     return Ok(self.put_off(&row, WAIT, reason, receives).await);
                 }
             }
-            // Waiting for room and for the chain takes time; what is too late now costs gas for nothing.
-            if let Some(reason) = expired(&row) {
+            // Waiting for room and for the chain takes time; an expired transaction would only cost gas.
+            if let Some(reason) = self.expired(&row) {
                 chosen.answered(Sent::NotSent);
                 return self.fail_unsent(row, &reason, false).await;
             }
-            // Before the claim's own time: whoever takes it over counts from there.
-            let claiming = Instant::now();
+            // Taken before the claim's own time, from which a takeover counts: the fence ends no later than the claim.
+            let claiming = self.guarded.clock.instant();
             let claimed = self.claim(&row, &chosen).await;
             let Ok(Some((claimed, token))) = claimed else {
                 chosen.answered(Sent::NotSent);
                 claimed?;
-                // Somebody else was quicker; what is left to do is for the next delivery to see.
+                // Another consumer was quicker; the next delivery sees what is left to do.
                 return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
             };
             let relayer = chosen.client.url().clone();
             let timings = &self.guarded.timings;
-            let started = Instant::now();
+            let started = self.guarded.clock.instant();
             let answer =
                 chosen.client.submit(&claimed.call, claiming + timings.send_window, timings.submit_timeout).await;
-            histogram!("baton_submit_seconds", "relayer" => relayer.0.clone()).record(started.elapsed().as_secs_f64());
+            histogram!("baton_submit_seconds", "relayer" => relayer.0.clone())
+                .record(self.guarded.clock.elapsed(started).as_secs_f64());
             counter!("baton_submissions_total", "relayer" => relayer.0.clone(), "answer" => answer.name()).increment(1);
-            chosen.answered(answer.says_of_relayer());
+            chosen.answered(answer.relayer_health());
             match answer {
                 Answer::Accepted(report) => return self.bound(&claimed, token, *report).await,
                 Answer::Refused(reason) => return self.refused(&claimed, token, &reason).await,
@@ -223,7 +226,7 @@ impl Consumer {
                 }
                 Answer::NotTaken { why, detail } => {
                     info!(transactionId = %id, action = "not_taken", relayer = %relayer, "{detail}");
-                    let now = Timestamp::now();
+                    let now = self.guarded.clock.now();
                     let released = self
                         .guarded
                         .persist(&claimed, |row| row.release(token, &detail, now, &self.guarded.timings))
@@ -238,8 +241,8 @@ impl Consumer {
         }
     }
 
-    /// Tries it on the chain, if that is wanted and it is known who would send it.
-    async fn last_look(&self, row: &Transaction, chosen: &Chosen) -> Preflight {
+    /// The pre-flight, if it is on and the relayer's address is known.
+    async fn try_on_chain(&self, row: &Transaction, chosen: &Chosen) -> Preflight {
         let Some(chain) = &self.preflight else { return Preflight::Go };
         match chosen.client.address(self.settings.question_timeout).await {
             Some(relayer) => preflight(chain, row, relayer).await,
@@ -247,20 +250,20 @@ impl Consumer {
         }
     }
 
-    /// It cannot succeed, and nobody has sent it.
+    /// Fails a transaction that cannot succeed and was never sent.
     async fn fail_unsent(&self, row: Transaction, reason: &str, may_pass: bool) -> Result<Outcome, StoreError> {
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let failed =
             self.guarded.update_from(row, |row| row.fail_unsent(reason, may_pass, now, &self.guarded.timings)).await?;
         Ok(self.after_failure(failed, reason))
     }
 
-    /// Nothing is wrong with it, it only has to wait. Some queues count how often a message was received: a new one
-    /// stands for it then.
+    /// Makes a transaction wait through no fault of its own. A message received before is replaced by a new one, so that
+    /// the queue's receive count does not bury it.
     async fn put_off(&self, row: &Transaction, after: Duration, reason: String, receives: u32) -> Outcome {
         counter!("baton_waits_total").increment(1);
-        // Once at first, for people, and then as often as the reconciler would queue it again.
-        let (now, timings) = (Timestamp::now(), &self.guarded.timings);
+        // Noted in the timeline once at first, and then as often as the reconciler would queue it again.
+        let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
         let soon = row.check_at.is_some_and(|at| at < now + timings.pending_check / 2);
         if (row.is_untouched() || soon)
             && let Err(failure) = self.guarded.update_from(row.clone(), |row| row.defer(&reason, now, timings)).await
@@ -268,7 +271,7 @@ impl Consumer {
             return Outcome::Retry { after: WAIT, reason: failure.to_string() };
         }
         if receives > 1 {
-            let message = TransactionMessage::of(row).outgoing().delayed(after);
+            let message = self.guarded.message(row).delayed(after);
             let sent = self.guarded.queue.send(std::slice::from_ref(&message)).await;
             if sent.iter().all(Result::is_ok) && !sent.is_empty() {
                 return Outcome::Done;
@@ -278,8 +281,8 @@ impl Consumer {
     }
 
     async fn claim(&self, row: &Transaction, chosen: &Chosen) -> Result<Option<(Transaction, Uuid)>, StoreError> {
-        let token = Uuid::new_v4();
-        let (now, relayer) = (Timestamp::now(), chosen.client.url());
+        let token = self.guarded.random.uuid_v4();
+        let (now, relayer) = (self.guarded.clock.now(), chosen.client.url());
         let claimed = self
             .guarded
             .update_from(row.clone(), |row| {
@@ -292,10 +295,10 @@ impl Consumer {
         }
     }
 
-    /// The relayer has it: store its id. What it said before we knew that id is applied with that.
+    /// The relayer has it: stores its id. Early webhooks about that id are applied with the save.
     async fn bound(&self, claimed: &Transaction, token: Uuid, report: Report) -> Result<Outcome, StoreError> {
         let id = claimed.id;
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let from = report.from.as_deref();
         let bind = |row: &Transaction| row.bind(token, &report.tx_id, from, "it answered", now, &self.guarded.timings);
         match self.guarded.persist(claimed, bind).await {
@@ -307,13 +310,13 @@ impl Consumer {
                 counter!("baton_late_answers_total").increment(1);
                 error!(
                     transactionId = %id, action = "late_answer", ozRelayerTxId = %report.tx_id, status = row.status.name(),
-                    "a relayer's answer came after the claim was lost ({refused}); whoever holds it now looks for the same record"
+                    "the relayer's answer came after the claim was lost ({refused}); the claim's new owner looks for the same record"
                 );
                 return Ok(Outcome::Done);
             }
             Ok(Updated::Missing) => return Ok(Outcome::Done),
-            // Another row with the same content was bound to this record while it was of unknown outcome. The two are
-            // interchangeable; which record is left for this one is for the search to find.
+            // An equal transaction of unknown outcome was bound to this record. The two are interchangeable; the
+            // reconciler finds the record that is left for this one.
             Err(StoreError::Conflict { .. }) => {
                 let reason = "its record was bound to an equal transaction";
                 return self.record_unknown_outcome(claimed, token, reason, UnknownCause::Exchanged).await;
@@ -321,20 +324,20 @@ impl Consumer {
             Err(failure) => return Err(failure),
         }
         match self.guarded.mode {
-            Mode::FireAndForget => Ok(Outcome::Done),
-            Mode::Confirm => self.follow(id).await,
+            RelayMode::FireAndForget => Ok(Outcome::Done),
+            RelayMode::Confirm => self.follow(id).await,
         }
     }
 
     async fn refused(&self, claimed: &Transaction, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         let refused =
             self.guarded.persist(claimed, |row| row.refuse(token, reason, now, &self.guarded.timings)).await?;
         Ok(self.after_failure(refused, reason))
     }
 
     async fn item_failed(&self, claimed: &Transaction, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
-        let (now, attempts_max) = (Timestamp::now(), self.settings.attempts.attempts_max);
+        let (now, attempts_max) = (self.guarded.clock.now(), self.settings.attempts.attempts_max);
         let failed = self
             .guarded
             .persist(claimed, |row| row.attempt_failed(token, reason, attempts_max, now, &self.guarded.timings))
@@ -345,7 +348,7 @@ impl Consumer {
     fn after_failure(&self, updated: Updated, reason: &str) -> Outcome {
         let row = match updated {
             Updated::Moved(row) => row,
-            // Perhaps an earlier try was saved and only its answer was lost: the row knows what is left to do.
+            // An earlier save may have succeeded without an answer: the next delivery reads what is left to do.
             Updated::Refused(..) | Updated::Missing => {
                 return Outcome::Retry { after: Duration::ZERO, reason: "the row has moved".to_owned() };
             }
@@ -354,15 +357,15 @@ impl Consumer {
             counter!("baton_dead_letters_total", "lane" => "relay").increment(1);
             return Outcome::Dead { reason: reason.to_owned() };
         }
-        // Attempts start at none again only when the automatic replay has just begun.
+        // Zero attempts after a failure: the automatic replay has just begun.
         let after = match row.attempts {
             0 => self.settings.auto_replay_delay,
-            attempts => self.settings.attempts.delay(attempts, rand::random::<f64>()),
+            attempts => self.settings.attempts.delay(attempts, self.guarded.random.fraction()),
         };
         Outcome::Retry { after, reason: reason.to_owned() }
     }
 
-    /// Nobody knows. The row says so, and from here on it is the reconciler's.
+    /// Records an unknown outcome in the row; the reconciler settles it.
     async fn record_unknown_outcome(
         &self,
         claimed: &Transaction,
@@ -372,12 +375,12 @@ impl Consumer {
     ) -> Result<Outcome, StoreError> {
         counter!("baton_unknown_outcomes_total").increment(1);
         warn!(transactionId = %claimed.id, action = "outcome_unknown", "{reason}");
-        let now = Timestamp::now();
+        let now = self.guarded.clock.now();
         self.guarded.persist(claimed, |row| row.mark_unknown(token, reason, kind, now, &self.guarded.timings)).await?;
         Ok(Outcome::Done)
     }
 
-    /// No relayer is able: the item waits, and no attempt is used up.
+    /// No relayer takes work: the item waits, and no attempt is used up.
     fn wait(&self, unavailable: Unavailable) -> Outcome {
         counter!("baton_waits_total").increment(1);
         Outcome::Retry { after: WAIT, reason: unavailable.to_string() }
@@ -385,13 +388,13 @@ impl Consumer {
 
     /// Confirm mode: asks the relayer until the transaction is final.
     async fn follow(&self, id: TransactionId) -> Result<Outcome, StoreError> {
-        let until = Instant::now() + FOLLOW_FOR;
+        let until = self.guarded.clock.instant() + FOLLOW_FOR;
         loop {
             let Some(row) = self.guarded.store.get(id).await? else { return Ok(Outcome::Done) };
             let Some(binding) = row.binding.as_ref().filter(|_| !row.status.is_final()) else {
                 return Ok(Outcome::Done);
             };
-            if Instant::now() >= until {
+            if self.guarded.clock.instant() >= until {
                 return Ok(Outcome::Done);
             }
             if let Some(client) = self.pool.ask_one(&binding.relayer) {
@@ -400,28 +403,38 @@ impl Consumer {
                         self.guarded.apply(id, &report, Origin::Follow).await?;
                     }
                     Ok(None) => return Ok(Outcome::Done),
-                    Err(failure) => debug!(transactionId = %id, "not followed: {}", describe(&failure)),
+                    Err(failure) => debug!(transactionId = %id, "the relayer was not asked: {}", describe(&failure)),
                 }
             }
             tokio::select! {
-                () = self.shutdown.cancelled() => {
-                    return Ok(handed_back());
-                }
-                () = tokio::time::sleep(FOLLOW_PAUSE) => {}
+                biased;
+                () = self.shutdown.cancelled() => return Ok(handed_back()),
+                () = self.guarded.clock.sleep(FOLLOW_PAUSE) => {}
             }
         }
     }
+
+    /// Why a gasless transaction can no longer be executed; `None` if it can.
+    fn expired(&self, row: &Transaction) -> Option<String> {
+        let now = self.guarded.clock.now();
+        let forward = row.forward.as_ref().filter(|forward| forward.gasless.is_expired(now))?;
+        let deadline = forward.gasless.request.deadline;
+        Some(format!(
+            "its deadline {deadline} (seconds since 1970) passed before it could be submitted; no gas was spent"
+        ))
+    }
 }
 
-/// Why a gasless transaction can no longer be executed.
-fn expired(row: &Transaction) -> Option<String> {
-    let forward = row.forward.as_ref().filter(|forward| forward.gasless.is_expired(Timestamp::now()))?;
-    let deadline = forward.gasless.request.deadline;
-    Some(format!("its deadline {deadline} (seconds since 1970) passed before it could be submitted; no gas was spent"))
+fn describe_outcome(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Done => "handled; the message is deleted".to_owned(),
+        Outcome::Retry { after, reason } => format!("handled; delivered again in {} ms: {reason}", after.as_millis()),
+        Outcome::Dead { reason } => format!("handled; a dead letter: {reason}"),
+    }
 }
 
 fn handed_back() -> Outcome {
-    Outcome::Retry { after: Duration::ZERO, reason: "the consumer stops".to_owned() }
+    Outcome::Retry { after: Duration::ZERO, reason: "the consumer is stopping".to_owned() }
 }
 
 impl Answer {
@@ -435,7 +448,7 @@ impl Answer {
         }
     }
 
-    fn says_of_relayer(&self) -> Sent {
+    fn relayer_health(&self) -> Sent {
         match self {
             Self::Accepted(_) => Sent::Taken,
             Self::Refused(_) | Self::ItemFailed(_) => Sent::Refused,

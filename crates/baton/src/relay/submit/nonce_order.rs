@@ -1,9 +1,9 @@
-//! Whose turn it is among the gasless transactions of one signer: the forwarder executes them in the order of their
-//! nonces alone, so one goes out only when the one before it cannot be overtaken any more.
+//! The nonce order of one signer's gasless transactions: the forwarder executes them only in the order of their nonces, so a
+//! transaction is submitted only once its predecessor cannot be overtaken any more.
 //!
-//! That is so when the chain has executed it, or when a relayer has given it a nonce of its own: then the next goes to
-//! the same relayer, whose nonces the chain keeps in order. All of it is read from the rows, the relayer and the chain
-//! each time, so there is nothing that a crash could lose. See `docs/adr/0009-one-signers-transactions-in-order.md`.
+//! That is so when the chain has executed the predecessor, or when a relayer has given it a nonce of the relayer's own
+//! account: then the successor goes to the same relayer, whose nonces the chain keeps in order. Rows, relayer and chain are
+//! read anew each time, so a crash loses nothing. See `docs/adr/0009-one-signers-transactions-in-order.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use alloy_primitives::U256;
 use tracing::debug;
 
-use crate::http::problem::chain as causes;
+use crate::errors::chain as causes;
 use crate::relay::chain::Chain;
 use crate::relay::relayer::client::describe;
 use crate::relay::relayer::pool::Pool;
@@ -19,9 +19,8 @@ use crate::relay::request::forward::Forward;
 use crate::relay::state::transaction::{RelayerUrl, Status, Transaction};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin};
-use crate::timestamp::Timestamp;
 
-/// Keeps the order.
+/// Decides when a gasless transaction may be submitted.
 pub struct NonceOrder {
     guarded: Arc<GuardedStore>,
     pool: Arc<Pool>,
@@ -29,23 +28,24 @@ pub struct NonceOrder {
     question_timeout: Duration,
 }
 
-/// What a transaction may do.
+/// Decision about one transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// Be sent: to this relayer, if it must be a certain one.
+    /// Submit it; to this relayer, if it is set.
     Now(Option<RelayerUrl>),
-    /// Wait, for this reason, and be looked at again after this long.
+    /// Wait this long, for this reason.
     Later(Duration, String),
-    /// Fail, for this reason: its turn never comes.
+    /// Fail it, for this reason: its turn never comes.
     Never(String),
 }
 
-/// How soon and how late a waiting transaction is looked at again, if nobody wakes it.
+/// Shortest pause before a waiting transaction is looked at again.
 const WAIT_MIN: Duration = Duration::from_millis(200);
+/// Longest pause before a waiting transaction is looked at again.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl NonceOrder {
-    /// Keeps the order over these. Without a chain, only relayers can say that a transaction is done with.
+    /// A nonce order. Without a chain, only relayers can report that a predecessor is done.
     pub fn new(
         guarded: Arc<GuardedStore>,
         pool: Arc<Pool>,
@@ -55,11 +55,11 @@ impl NonceOrder {
         Self { guarded, pool, chain, question_timeout }
     }
 
-    /// Whether it is this transaction's turn, which nobody has sent.
+    /// Whether it is the turn of this transaction, which has not been submitted.
     pub async fn turn(&self, row: &Transaction) -> Result<Turn, StoreError> {
         let Some(forward) = &row.forward else { return Ok(Turn::Now(None)) };
         let (signer, nonce) = (forward.signer(), forward.nonce());
-        // It failed, its nonce was given to another, and then an operator replayed it.
+        // It failed, another transaction took its nonce, and then an operator replayed it.
         match self.guarded.store.nonce_holder(signer, nonce).await? {
             Some(holder) if holder.id != row.id => {
                 return Ok(Turn::Never(format!("its nonce {nonce} was given to transaction {}", holder.id)));
@@ -67,65 +67,68 @@ impl NonceOrder {
             _ => {}
         }
         let Some(before) = nonce.checked_sub(1) else { return Ok(Turn::Now(None)) };
-        // None: it was the forwarder's next when it was accepted.
+        // No predecessor here: its nonce was the forwarder's next when it was accepted.
         let Some(previous) = self.guarded.store.nonce_holder(signer, before).await? else { return Ok(Turn::Now(None)) };
         match previous.status {
             Status::Confirmed | Status::Success => Ok(Turn::Now(None)),
             Status::Failed => Ok(self.after_failed(forward, &previous).await),
-            Status::Pending => Ok(later(&previous, "waits to be sent")),
+            Status::Pending => Ok(self.later(&previous, "waits to be sent")),
             Status::Submitted => self.after_submitted(row, &previous).await,
         }
     }
 
-    /// Whether the chain has executed all that come before it.
+    /// Whether the chain has executed all of the signer's earlier transactions.
     pub async fn is_next_on_chain(&self, row: &Transaction) -> bool {
         let (Some(forward), Some(chain)) = (&row.forward, &self.chain) else { return false };
         chain.nonce(forward.signer()).await.is_ok_and(|count| count >= U256::from(forward.nonce()))
     }
 
-    /// The one before it will not be executed, unless somebody else has done it.
+    /// The predecessor failed here; the chain knows whether another sender had it executed.
     async fn after_failed(&self, forward: &Forward, previous: &Transaction) -> Turn {
         let Some(chain) = &self.chain else { return never(previous) };
         match chain.nonce(forward.signer()).await {
             Ok(count) if count >= U256::from(forward.nonce()) => Turn::Now(None),
             Ok(_) => never(previous),
-            Err(error) => {
-                later(previous, &format!("failed, and whether it was executed is not known: {}", causes(&error)))
-            }
+            Err(error) => self.later(
+                previous,
+                &format!("failed, and the chain cannot be asked whether it was executed: {}", causes(&error)),
+            ),
         }
     }
 
-    /// A relayer has the one before it: this one follows there once that one has its place.
+    /// A relayer has the predecessor: this transaction follows there once that one has a nonce.
     async fn after_submitted(&self, row: &Transaction, previous: &Transaction) -> Result<Turn, StoreError> {
-        let Some(binding) = &previous.binding else { return Ok(later(previous, "is being sent")) };
+        let Some(binding) = &previous.binding else { return Ok(self.later(previous, "is being sent")) };
         if let Some(client) = self.pool.ask_one(&binding.relayer) {
             if binding.nonce.is_some() && binding.forgotten_since.is_none() {
                 return Ok(Turn::Now(Some(binding.relayer.clone())));
             }
             match client.transaction(&binding.tx_id, self.question_timeout).await {
                 Ok(Some(report)) => {
-                    let placed = report.nonce.is_some();
+                    let has_nonce = report.nonce.is_some();
                     self.guarded.apply(previous.id, &report, Origin::Follow).await?;
-                    if placed && !report.status.is_over() {
+                    if has_nonce && !report.status.is_over() {
                         return Ok(Turn::Now(Some(binding.relayer.clone())));
                     }
                 }
                 Ok(None) => {}
-                Err(failure) => debug!(transactionId = %previous.id, "not asked for its nonce: {}", describe(&failure)),
+                Err(failure) => {
+                    debug!(transactionId = %previous.id, "its relayer was not asked for the nonce: {}", describe(&failure))
+                }
             }
         }
         if self.is_next_on_chain(row).await {
             return Ok(Turn::Now(None));
         }
-        Ok(later(previous, "has no place at its relayer yet"))
+        Ok(self.later(previous, "has no nonce at its relayer yet"))
     }
-}
 
-/// The longer the one before it stands still, the longer the pause.
-fn later(previous: &Transaction, why: &str) -> Turn {
-    let stood_still = Timestamp::now().since(previous.updated_at);
-    let pause = (stood_still / 4).clamp(WAIT_MIN, WAIT_MAX);
-    Turn::Later(pause, format!("transaction {}, which comes before it, {why}", previous.id))
+    /// Waits; the longer the predecessor has not moved, the longer the pause.
+    fn later(&self, previous: &Transaction, why: &str) -> Turn {
+        let unmoved = self.guarded.clock.now().since(previous.updated_at);
+        let pause = (unmoved / 4).clamp(WAIT_MIN, WAIT_MAX);
+        Turn::Later(pause, format!("transaction {}, which comes before it, {why}", previous.id))
+    }
 }
 
 fn never(previous: &Transaction) -> Turn {

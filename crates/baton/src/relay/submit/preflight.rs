@@ -1,5 +1,5 @@
 //! The optional pre-flight: a transaction is tried on the chain before it is submitted, and one that would revert fails
-//! without costing gas. Only what nobody has sent is tried, and only a revert is a verdict.
+//! without costing gas. Only a transaction that was never submitted is tried, and only a revert is a verdict.
 
 use alloy_primitives::{Address, U256};
 use tracing::{debug, info};
@@ -9,7 +9,7 @@ use crate::relay::request::call::Call;
 use crate::relay::request::forward::Forward;
 use crate::relay::state::transaction::Transaction;
 
-/// What follows from it.
+/// Verdict of the pre-flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Preflight {
     /// Submit it.
@@ -25,12 +25,10 @@ pub async fn preflight(chain: &Chain, row: &Transaction, relayer: Address) -> Pr
     match judge(chain, row, relayer).await {
         Ok(verdict) => verdict,
         Err(ChainError::Refused { code, message, .. }) => {
-            info!(transactionId = %row.id, action = "preflight_unclear", "the chain does not say: error {code}, {message}");
+            info!(transactionId = %row.id, action = "preflight_unclear", "the chain gives no verdict: error {code}, {message}");
             Preflight::Go
         }
-        Err(error) => {
-            Preflight::Later(format!("not tried before it is submitted: {}", crate::http::problem::chain(&error)))
-        }
+        Err(error) => Preflight::Later(format!("not tried before it is submitted: {}", crate::errors::chain(&error))),
     }
 }
 
@@ -42,7 +40,7 @@ async fn judge(chain: &Chain, row: &Transaction, relayer: Address) -> Result<Pre
             return Ok(Preflight::Reverts(reason));
         }
         if now < wanted {
-            // What is on its way before it would have to be tried first.
+            // Its predecessors, which are on their way, would have to be tried first.
             debug!(transactionId = %row.id, action = "preflight_skipped", "nonce {wanted} cannot be tried at {now}");
             return Ok(Preflight::Go);
         }
@@ -50,7 +48,7 @@ async fn judge(chain: &Chain, row: &Transaction, relayer: Address) -> Result<Pre
     match chain.try_call(relayer, &row.call).await? {
         Trial::Runs => Ok(Preflight::Go),
         Trial::Unclear(message) => {
-            info!(transactionId = %row.id, action = "preflight_unclear", "the chain does not say: {message}");
+            info!(transactionId = %row.id, action = "preflight_unclear", "the chain gives no verdict: {message}");
             Ok(Preflight::Go)
         }
         Trial::Reverts { data, message } => match &row.forward {
@@ -60,7 +58,7 @@ async fn judge(chain: &Chain, row: &Transaction, relayer: Address) -> Result<Pre
     }
 }
 
-/// What the target says, which the forwarder keeps to itself: the call as the forwarder makes it.
+/// The target's own revert reason, which the forwarder does not pass on: repeats the call as the forwarder makes it.
 async fn inner(chain: &Chain, forward: &Forward) -> Result<String, ChainError> {
     let request = &forward.gasless.request;
     let mut data = request.data.to_vec();
@@ -72,8 +70,8 @@ async fn inner(chain: &Chain, forward: &Forward) -> Result<String, ChainError> {
         gas_limit: None,
         ..forward.call()
     };
-    // Without the value, which the forwarder has not been given, and without the limit, which a call from outside
-    // shares with what is paid for being sent at all.
+    // Without the value, which the forwarder does not hold yet, and without the gas limit, which a call from outside
+    // shares with the intrinsic gas of the transaction.
     Ok(match chain.try_call(forward.forwarder, &call).await? {
         Trial::Reverts { data, message } => format!("the target refuses the call: {}", revert::reason(&data, &message)),
         Trial::Runs | Trial::Unclear(_) => {

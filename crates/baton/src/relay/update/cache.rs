@@ -1,9 +1,8 @@
-//! The first tier of the status: what can never change again. Always optional, never the truth.
+//! The first tier of the status: transactions that can never change again. Optional, and never authoritative.
 //!
-//! Several processes write, and none of them hears of the others' writes; a cache that was away for a moment would hold
-//! old states. So only transactions that ended well are kept (ADR 5): everything else is read from the database each
-//! time, and no reader is ever shown an old state. With `REDIS_URL` they are kept there too, for all processes, as
-//! `tx:{id}`.
+//! Several processes write and do not learn of each other's writes, so a cache would return old states. Therefore only
+//! transactions that succeeded are cached (ADR 5), and all others are read from the database each time. With `REDIS_URL`
+//! all processes share the entries `tx:{id}`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,15 +17,15 @@ use tracing::{info, warn};
 
 use crate::relay::state::transaction::{Status, TransactionId};
 
-/// How long an entry stays.
+/// Lifetime of an entry.
 const LIFETIME: Duration = Duration::from_secs(600);
-/// How many entries stay in this process at most.
+/// Maximum entries in this process.
 const ENTRIES_MAX: usize = 10_000;
-/// How long Redis may take: a slow cache is worse than none.
+/// Timeout of Redis: a slow cache is worse than none.
 const REDIS_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long Redis is left alone after it failed.
+/// Pause after a failure of Redis.
 const REDIS_PAUSE: Duration = Duration::from_secs(1);
-/// How many writes to Redis may be under way; more are left out.
+/// Maximum writes to Redis in flight; further ones are dropped.
 const REDIS_WRITES_MAX: usize = 256;
 /// Writes unless there is a version at least as new. KEYS: the entry. ARGV: version, entry, lifetime in seconds.
 const PUT: &str = "
@@ -41,31 +40,31 @@ const PUT: &str = "
     redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
     return 1";
 
-/// The cache.
+/// Successful transactions, in this process and in Redis.
 #[derive(Default)]
 pub struct Cache {
     near: Mutex<HashMap<TransactionId, (Value, Instant)>>,
     far: Option<Redis>,
 }
 
-/// A transaction as clients see it, and which version of it.
+/// A transaction as clients see it, with its version.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// Which.
+    /// The transaction.
     pub id: TransactionId,
     /// The row's version.
     pub version: u64,
-    /// What clients are shown.
+    /// The JSON that clients get.
     pub shown: Value,
 }
 
 impl Cache {
-    /// With entries in Redis, too. Redis need not be there yet, or ever.
+    /// Also caches in Redis, which may be unavailable.
     pub fn with_redis(url: &str) -> Result<Self, redis::RedisError> {
         Ok(Self { near: Mutex::default(), far: Some(Redis::open(url)?) })
     }
 
-    /// What clients are shown, if it is here.
+    /// The cached JSON, if any.
     pub async fn get(&self, id: TransactionId) -> Option<Value> {
         let found = self.get_near(id);
         if found.is_some() {
@@ -83,12 +82,12 @@ impl Cache {
         found
     }
 
-    /// Whether a transaction of this status cannot change any more, and may be kept. A failed one can be replayed.
+    /// Whether a transaction of this status can no longer change. A failed one can be replayed.
     pub fn keeps(status: Status) -> bool {
         matches!(status, Status::Confirmed | Status::Success)
     }
 
-    /// Keeps a transaction that cannot change any more.
+    /// Caches a transaction that can no longer change.
     pub fn put(&self, entry: Entry) {
         self.put_near(entry.id, entry.shown.clone());
         if let Some(redis) = &self.far {
@@ -96,7 +95,7 @@ impl Cache {
         }
     }
 
-    /// Returns when nothing is being written any more.
+    /// Returns when no write to Redis is in flight.
     pub async fn settled(&self) {
         if let Some(redis) = &self.far {
             drop(redis.writes.acquire_many(REDIS_WRITES_MAX as u32).await);
@@ -173,7 +172,7 @@ impl Redis {
         shown
     }
 
-    /// In the background: nobody waits for a cache to be written. What is not written is read from the database.
+    /// Writes in the background; an entry that is not written is read from the database.
     fn put(&self, entry: Entry) {
         let Ok(permit) = Arc::clone(&self.writes).try_acquire_owned() else { return };
         if self.is_left_alone() {
@@ -206,7 +205,7 @@ fn timed_out() -> redis::RedisError {
     redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
 }
 
-/// What Redis said; and if it failed, that it is left alone for a moment.
+/// The answer of Redis; a failure starts the pause.
 fn note<T>(left_alone_until: &Mutex<Option<Instant>>, said: Result<T, redis::RedisError>) -> Option<T> {
     let mut until = left_alone_until.lock().unwrap_or_else(PoisonError::into_inner);
     match said {

@@ -1,67 +1,71 @@
-//! The store with everything that goes with a change of a row: decide, save, decide again if somebody was quicker,
+//! The store with everything that goes with a change of a row: decide, save, decide again if another writer was quicker,
 //! refresh the cache, count. TransactionIntake, consumer, webhooks and reconciler all write through here.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use metrics::counter;
-use pipeline::Queue;
+use pipeline::{Outgoing, Queue};
 use tracing::{error, info, warn};
 
+use crate::clock::Clock;
+use crate::config::{RelayMode, Timings};
+use crate::randomness::Randomness;
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::report::{Mode, Report, Source, Verdict};
-use crate::relay::state::transaction::{
-    Moved, NextStep, Refused, RelayerTxId, Step, Timings, Transaction, TransactionId,
-};
+use crate::relay::state::report::{Report, Source, Verdict};
+use crate::relay::state::transaction::{Moved, NextStep, Refused, RelayerTxId, Step, Transaction, TransactionId};
 use crate::relay::store::{Saved, StoreError, TransactionStore};
 use crate::relay::update::cache::Cache;
 use crate::relay::update::view;
-use crate::timestamp::Timestamp;
 
-/// The guarded of transactions.
+/// The transactions of this process's store, changed only by guarded saves.
 pub struct GuardedStore {
-    /// Where they are kept.
+    /// The rows.
     pub store: Arc<dyn TransactionStore>,
-    /// Where messages about them go.
+    /// Carries the messages that point to rows.
     pub queue: Arc<dyn Queue>,
-    /// What can never change again.
+    /// Finished transactions, as clients see them.
     pub cache: Cache,
-    /// How a success ends.
-    pub mode: Mode,
-    /// When to look again.
+    /// Whether a success ends by webhook or by following it.
+    pub mode: RelayMode,
+    /// When the reconciler looks at a row again.
     pub timings: Timings,
+    /// The store's clock.
+    pub clock: Clock,
+    /// Ids, claim tokens and jitter.
+    pub random: Randomness,
 }
 
-/// What [`GuardedStore::update`] came to.
+/// Result of [`GuardedStore::update`].
 #[derive(Debug)]
 pub enum Updated {
-    /// Saved: the row as it is now.
+    /// Saved; the row as stored.
     Moved(Box<Transaction>),
-    /// The rules do not allow it, the row being as it is now.
+    /// The rules do not allow it; the row as read.
     Refused(Refused, Box<Transaction>),
     /// There is no such row.
     Missing,
 }
 
-/// What became of a report.
+/// Effect of a report on its row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     /// It moved the row.
     Moved,
-    /// It said nothing new.
+    /// It was old news or none.
     Ignored,
 }
 
-/// Who brought a report.
+/// How a report reached us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// The relayer sent it.
     Webhook,
-    /// The relayer sent it before we knew its id.
+    /// The relayer sent it before its transaction was bound.
     EarlyWebhook,
-    /// The reconciler asked.
+    /// The reconciler asked for it.
     Reconciler,
-    /// Confirm mode asked.
+    /// Confirm mode, or the nonce order, asked for it.
     Follow,
 }
 
@@ -83,13 +87,13 @@ impl Origin {
     }
 }
 
-/// How long a save that must not be lost is tried again while the database is away.
+/// Longest time a save that must not be lost is retried while the database is unavailable.
 const PERSIST_FOR: Duration = Duration::from_secs(60);
-/// How long waking the next transaction may keep the saver of this one.
+/// Longest time that waking the signer's next transaction may delay the caller.
 const WAKE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl GuardedStore {
-    /// Reads a row, decides, saves; and again if somebody else was quicker.
+    /// Reads a row, decides, saves; starts over if another writer saved in between.
     pub async fn update(
         &self,
         id: TransactionId,
@@ -101,7 +105,7 @@ impl GuardedStore {
         }
     }
 
-    /// [`GuardedStore::update`] from a row that was read, or saved, a moment ago: it is read again only if it has moved.
+    /// [`GuardedStore::update`] from a row already at hand: it is read again only if it has moved since.
     pub async fn update_from(
         &self,
         mut row: Transaction,
@@ -123,20 +127,21 @@ impl GuardedStore {
         }
     }
 
-    /// [`GuardedStore::update_from`] for what was learned and would otherwise be lost: tries again while the database is away.
+    /// [`GuardedStore::update_from`] for a relayer's answer, which would otherwise be lost: retries for up to a minute
+    /// while the database is unavailable.
     pub async fn persist(
         &self,
         row: &Transaction,
         decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
     ) -> Result<Updated, StoreError> {
         let id = row.id;
-        let deadline = Instant::now() + PERSIST_FOR;
+        let deadline = self.clock.instant() + PERSIST_FOR;
         let mut pause = Duration::from_millis(50);
         loop {
             match self.update_from(row.clone(), &decide).await {
-                Err(failure) if failure.is_transient() && Instant::now() < deadline => {
-                    warn!(transactionId = %id, action = "save_retried", "the database is away: {failure}");
-                    tokio::time::sleep(pause).await;
+                Err(failure) if failure.is_transient() && self.clock.instant() < deadline => {
+                    warn!(transactionId = %id, action = "save_retried", "the database is unavailable; the save is tried again: {failure}");
+                    self.clock.sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_secs(2));
                 }
                 other => return other,
@@ -144,7 +149,7 @@ impl GuardedStore {
         }
     }
 
-    /// Saves one decision about a row that was just read. If it binds the row, the webhooks that came before are applied.
+    /// Saves one decision about a row that was just read. If it binds the row, its early webhooks are applied.
     pub async fn save(&self, before: &Transaction, moved: &Moved) -> Result<Saved, StoreError> {
         let saved = self.store.save(moved).await?;
         if saved != Saved::Stale {
@@ -165,19 +170,19 @@ impl GuardedStore {
             }
         }
         if let (Saved::Yes { early: true }, Some(binding)) = (saved, &moved.transaction.binding) {
-            // Boxed, since what is applied may be saved in its turn.
+            // Boxed, since applying a webhook saves the row again.
             Box::pin(self.apply_early(moved.transaction.id, &binding.tx_id)).await?;
         }
         if saved != Saved::Stale && moved.transaction.unblocks_next_nonce(before) {
-            // Whoever saves has others waiting for an answer; the next one looks by itself in the end.
-            if tokio::time::timeout(WAKE_TIMEOUT, self.wake_next(&moved.transaction)).await.is_err() {
+            // The caller may hold up an answer, so this is short; unwoken, the next transaction looks again by itself.
+            if self.clock.timeout(WAKE_TIMEOUT, self.wake_next(&moved.transaction)).await.is_err() {
                 tracing::debug!(transactionId = %moved.transaction.id, action = "next_not_woken", "no answer in time");
             }
         }
         Ok(saved)
     }
 
-    /// Queues the signer's next transaction, which may be waiting for this one. If that does not work, it looks by itself.
+    /// Queues the signer's next transaction, which may be waiting for this one. Best effort: its own message comes back.
     async fn wake_next(&self, row: &Transaction) {
         let Some(forward) = &row.forward else { return };
         match self.store.nonce_holder(forward.signer(), forward.nonce() + 1).await {
@@ -187,16 +192,16 @@ impl GuardedStore {
         }
     }
 
-    /// Applies a relayer's word about a bound row, whoever brought it.
+    /// Applies a relayer's report about a bound row.
     pub async fn apply(&self, id: TransactionId, report: &Report, origin: Origin) -> Result<Applied, StoreError> {
         let source = origin.name();
         loop {
             let Some(row) = self.store.get(id).await? else { return Ok(Applied::Ignored) };
-            let now = Timestamp::now();
+            let now = self.clock.now();
             let (moved, reroute) = match row.report(report, origin.source(), self.mode, now, &self.timings) {
                 Verdict::Ignore(why) => {
                     counter!("baton_reports_ignored_total", "source" => source).increment(1);
-                    tracing::debug!(transactionId = %id, action = "report_ignored", source, why, "a report says nothing new");
+                    tracing::debug!(transactionId = %id, action = "report_ignored", source, why, "a report brings nothing new");
                     if origin == Origin::Webhook {
                         self.store.note(id, &Step::new("webhook-ignored", why), now).await?;
                     }
@@ -222,7 +227,7 @@ impl GuardedStore {
         }
     }
 
-    /// Applies the webhooks that came before the bind.
+    /// Applies the webhooks that arrived before the bind.
     pub async fn apply_early(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<(), StoreError> {
         for record in self.store.take_early_webhooks(tx_id).await? {
             let report = serde_json::from_str(&record).ok().as_ref().and_then(crate::relay::relayer::wire::read_record);
@@ -233,9 +238,14 @@ impl GuardedStore {
         Ok(())
     }
 
-    /// Puts a row's message in the queue once more. If it does not get there the reconciler finds the row.
+    /// A new message about a row.
+    pub fn message(&self, row: &Transaction) -> Outgoing {
+        TransactionMessage::of(row, self.random.uuid_v7(), self.clock.now()).outgoing()
+    }
+
+    /// Queues a new message about a row. If that fails, the reconciler finds the row when it is due.
     pub async fn publish_again(&self, row: &Transaction, delay: Duration) {
-        let message = TransactionMessage::of(row).outgoing().delayed(delay);
+        let message = self.message(row).delayed(delay);
         for sent in self.queue.send(std::slice::from_ref(&message)).await {
             if let Err(failure) = sent {
                 warn!(transactionId = %row.id, action = "publish_failed", "not queued, the reconciler will: {failure}");

@@ -1,105 +1,94 @@
-//! Where users are kept, and the dead letters that can never become one. [`postgres`] and [`sqlite`] keep the same
-//! contract; the same tests run on both.
+//! The store of users and of quarantined messages: the contract, which [`postgres`] and [`sqlite`] implement and the same
+//! tests check on both.
 
 pub mod postgres;
 pub mod sqlite;
 
 use async_trait::async_trait;
 
+use super::quarantine::Quarantined;
 use super::user::{User, UserId};
 use crate::timestamp::Timestamp;
 
 /// The users' database.
 #[async_trait]
 pub trait UserStore: Send + Sync + 'static {
-    /// Stores users, each by its own fate, in the order given: what is [`Fate::Stored`] is on disk when this returns.
-    /// A user that is there already counts as stored, so that a message may come twice; under the same id with another
-    /// name or address it is refused. An error means that nobody knows of any of them, and that all may be tried again.
-    async fn insert(&self, users: &[User]) -> Result<Inserted, StoreError>;
+    /// Stores users and returns one outcome for each, in order. A row that is [`InsertOutcome::Stored`] is on disk when
+    /// this returns. A user that exists already counts as stored, so that a message may be delivered twice; one with the
+    /// same id but another name or address is refused. After an error the outcome of every row is unknown, and all may
+    /// be inserted again.
+    async fn insert(&self, users: &[User]) -> Result<Inserted, UserStoreError>;
 
-    /// One user, if it is stored.
-    async fn get(&self, id: UserId) -> Result<Option<Enrolled>, StoreError>;
+    /// One user; `None` if it is not stored.
+    async fn get(&self, id: UserId) -> Result<Option<Enrolled>, UserStoreError>;
 
-    /// Keeps dead letters that can never become a user. One that was kept before stays as it is.
-    async fn set_aside(&self, letters: &[SetAside]) -> Result<(), StoreError>;
+    /// Adds messages to the quarantine. One that is there already stays as it is.
+    async fn quarantine(&self, messages: &[Quarantined]) -> Result<(), UserStoreError>;
 
-    /// What was set aside, in the order of its ids, up to `max`, after that id.
-    async fn list_set_aside(&self, after: Option<&str>, max: usize) -> Result<Vec<SetAside>, StoreError>;
+    /// Quarantined messages ordered by message id, after this id, up to `max`.
+    async fn list_quarantined(&self, after: Option<&str>, max: usize) -> Result<Vec<Quarantined>, UserStoreError>;
 
-    /// Removes one of them; whether it was there.
-    async fn remove_set_aside(&self, message_id: &str) -> Result<bool, StoreError>;
+    /// Removes one message from the quarantine; returns whether it was there.
+    async fn remove_quarantined(&self, message_id: &str) -> Result<bool, UserStoreError>;
 
-    /// How many were set aside.
-    async fn count_set_aside(&self) -> Result<u64, StoreError>;
+    /// The number of quarantined messages.
+    async fn count_quarantined(&self) -> Result<u64, UserStoreError>;
 
-    /// Whether it can be written to.
-    async fn ping(&self) -> Result<(), StoreError>;
+    /// Fails unless the database accepts writes.
+    async fn ping(&self) -> Result<(), UserStoreError>;
 }
 
-/// What became of a batch.
+/// The result of inserting a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inserted {
-    /// One for each user.
-    pub fates: Vec<Fate>,
-    /// How many were not there before.
+    /// One for each user, in the order given.
+    pub outcomes: Vec<InsertOutcome>,
+    /// Rows that did not exist before.
     pub new: usize,
 }
 
-/// What became of one user.
+/// The result for one user of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fate {
-    /// It is there, since now or since before.
+pub enum InsertOutcome {
+    /// Its row exists, inserted now or earlier.
     Stored,
-    /// The database takes the others but not this one, because.
+    /// Refused, with the reason; the rest of the batch is stored.
     Refused(String),
 }
 
 /// A stored user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enrolled {
-    /// Who.
+    /// The user as it was accepted.
     pub user: User,
-    /// When it was stored.
+    /// When its row was inserted.
     pub created_at: Timestamp,
 }
 
-/// A dead letter that can never become a user.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetAside {
-    /// The message's id.
-    pub message_id: String,
-    /// What is wrong with it.
-    pub error: String,
-    /// The message, byte for byte.
-    pub body: Vec<u8>,
-    /// When it was set aside.
-    pub at: Timestamp,
-}
-
-/// Why two rows with one id are not the same user.
+/// Reason of a refusal: the stored row of this id has another name or address.
 pub(crate) const OTHER_USER: &str = "another user has this id";
 
-/// What can go wrong with the database itself.
+/// A failure of the database itself, never of a row.
 #[derive(Debug, thiserror::Error)]
-#[error("the users' database has trouble ({})", trouble.name())]
-pub struct StoreError {
-    /// Of what kind.
-    pub trouble: Trouble,
-    /// What it said.
+#[error("the users' database failed ({})", kind.name())]
+pub struct UserStoreError {
+    /// For the metrics and the reason of a retry.
+    pub kind: UserStoreErrorKind,
+    /// The error of the database or its driver.
     #[source]
     pub source: pipeline::BoxError,
 }
 
-/// Kinds of trouble, for the metrics and the reason of a retry. All of them pass, by themselves or by an operator's hand.
+/// Kinds of failure. All of them are transient: they end by themselves or by an operator's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
-    /// Not reachable, or the connection was lost.
+pub enum UserStoreErrorKind {
+    /// Unreachable, or the connection was lost.
     Down,
-    /// It takes no writes.
+    /// The database refuses writes.
     ReadOnly,
-    /// Two writers got in each other's way.
+    /// Deadlock or serialization failure.
     Deadlock,
-    /// No answer in time.
+    /// No answer within the time limit.
     Timeout,
     /// No space left.
     DiskFull,
@@ -107,8 +96,8 @@ pub enum Trouble {
     Other,
 }
 
-impl Trouble {
-    /// For metrics and reasons.
+impl UserStoreErrorKind {
+    /// The name in metrics, reasons and `/health`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Down => "down",
@@ -121,8 +110,8 @@ impl Trouble {
     }
 }
 
-impl StoreError {
-    pub(crate) fn new(trouble: Trouble, source: impl Into<pipeline::BoxError>) -> Self {
-        Self { trouble, source: source.into() }
+impl UserStoreError {
+    pub(crate) fn new(kind: UserStoreErrorKind, source: impl Into<pipeline::BoxError>) -> Self {
+        Self { kind, source: source.into() }
     }
 }

@@ -1,5 +1,5 @@
-//! The store on PostgreSQL. `postgres/pool.rs` lends connections and says what an error means, `postgres/insert.rs`
-//! writes a batch and finds the rows that are refused, `postgres/migrate.rs` brings the schema up to date.
+//! The store on PostgreSQL. `postgres/pool.rs` opens connections and classifies errors, `postgres/insert.rs` writes a batch
+//! and finds the rows that are refused, `postgres/migrate.rs` brings the schema up to date.
 
 mod insert;
 mod migrate;
@@ -11,14 +11,16 @@ use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::{Enrolled, Inserted, SetAside, StoreError, UserStore};
+use super::{Enrolled, Inserted, UserStore, UserStoreError};
+use crate::store_pool::work;
 use crate::timestamp::Timestamp;
+use crate::users::quarantine::Quarantined;
 use crate::users::user::{User, UserId};
-use pool::{Pool, work};
+use pool::Pool;
 
 pub use pool::PostgresOptions;
 
-/// The store. Cloning it is cheap and gives the same one.
+/// The store on PostgreSQL. A clone shares its connections.
 #[derive(Clone)]
 pub struct PostgresStore {
     pool: Arc<Pool>,
@@ -27,33 +29,33 @@ pub struct PostgresStore {
 const GET: &str =
     "SELECT name, email, (EXTRACT(EPOCH FROM created_at) * 1000)::bigint AS created_at FROM users WHERE id = $1";
 
-const SET_ASIDE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) \
+const QUARANTINE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) \
      SELECT message_id, error, body, to_timestamp(at / 1000.0) \
-     FROM UNNEST($1::text[], $2::text[], $3::bytea[], $4::bigint[]) AS letters (message_id, error, body, at) \
+     FROM UNNEST($1::text[], $2::text[], $3::bytea[], $4::bigint[]) AS messages (message_id, error, body, at) \
      ON CONFLICT (message_id) DO NOTHING";
 
-const LIST_SET_ASIDE: &str = "SELECT message_id, error, body, (EXTRACT(EPOCH FROM set_aside_at) * 1000)::bigint AS at \
+const LIST_QUARANTINED: &str = "SELECT message_id, error, body, (EXTRACT(EPOCH FROM set_aside_at) * 1000)::bigint AS at \
      FROM users_set_aside WHERE message_id > $1 ORDER BY message_id LIMIT $2";
 
 impl PostgresStore {
-    /// Brings the schema up to date; returns how many steps were taken.
-    pub async fn migrate(options: &PostgresOptions) -> Result<usize, StoreError> {
+    /// Brings the schema up to date; returns the number of migrations applied.
+    pub async fn migrate(options: &PostgresOptions) -> Result<usize, UserStoreError> {
         migrate::migrate(options).await
     }
 
-    /// A store on this server; nothing is asked of it yet.
-    pub fn open(options: &PostgresOptions) -> Result<Self, StoreError> {
-        Ok(Self { pool: Arc::new(Pool::new(options)?) })
+    /// A store on this server. The first call connects.
+    pub fn open(options: &PostgresOptions) -> Result<Self, UserStoreError> {
+        Ok(Self { pool: Arc::new(pool::open(options)?) })
     }
 }
 
 #[async_trait]
 impl UserStore for PostgresStore {
-    async fn insert(&self, users: &[User]) -> Result<Inserted, StoreError> {
+    async fn insert(&self, users: &[User]) -> Result<Inserted, UserStoreError> {
         insert::insert(&self.pool, users).await
     }
 
-    async fn get(&self, id: UserId) -> Result<Option<Enrolled>, StoreError> {
+    async fn get(&self, id: UserId) -> Result<Option<Enrolled>, UserStoreError> {
         let read = |row: PgRow| {
             let user = User { id, name: row.try_get("name")?, email: row.try_get("email")? };
             Ok(Enrolled { user, created_at: Timestamp(row.try_get("created_at")?) })
@@ -66,25 +68,25 @@ impl UserStore for PostgresStore {
             .await
     }
 
-    async fn set_aside(&self, letters: &[SetAside]) -> Result<(), StoreError> {
-        // No NUL character fits into text here; the body is bytes and stays what it is.
+    async fn quarantine(&self, messages: &[Quarantined]) -> Result<(), UserStoreError> {
+        // PostgreSQL text cannot hold NUL. The body is bytea and is stored unchanged.
         let text = |text: &String| text.replace('\0', "\u{fffd}");
-        let ids: Vec<_> = letters.iter().map(|letter| text(&letter.message_id)).collect();
-        let errors: Vec<_> = letters.iter().map(|letter| text(&letter.error)).collect();
-        let bodies: Vec<_> = letters.iter().map(|letter| letter.body.as_slice()).collect();
-        let times: Vec<_> = letters.iter().map(|letter| letter.at.0).collect();
+        let ids: Vec<_> = messages.iter().map(|message| text(&message.message_id)).collect();
+        let errors: Vec<_> = messages.iter().map(|message| text(&message.error)).collect();
+        let bodies: Vec<_> = messages.iter().map(|message| message.body.as_slice()).collect();
+        let times: Vec<_> = messages.iter().map(|message| message.at.0).collect();
         let (ids, errors, bodies, times) = (&ids, &errors, &bodies, &times);
         self.pool
             .call(work!(connection => {
-                let insert = sqlx::query(SET_ASIDE).bind(ids).bind(errors).bind(bodies).bind(times);
+                let insert = sqlx::query(QUARANTINE).bind(ids).bind(errors).bind(bodies).bind(times);
                 insert.execute(connection).await.map(drop)
             }))
             .await
     }
 
-    async fn list_set_aside(&self, after: Option<&str>, max: usize) -> Result<Vec<SetAside>, StoreError> {
+    async fn list_quarantined(&self, after: Option<&str>, max: usize) -> Result<Vec<Quarantined>, UserStoreError> {
         let read = |row: PgRow| {
-            Ok(SetAside {
+            Ok(Quarantined {
                 message_id: row.try_get("message_id")?,
                 error: row.try_get("error")?,
                 body: row.try_get("body")?,
@@ -94,13 +96,13 @@ impl UserStore for PostgresStore {
         let max = i64::try_from(max).unwrap_or(i64::MAX);
         self.pool
             .call(work!(connection => {
-                let list = sqlx::query(LIST_SET_ASIDE).bind(after.unwrap_or_default()).bind(max);
+                let list = sqlx::query(LIST_QUARANTINED).bind(after.unwrap_or_default()).bind(max);
                 list.fetch_all(connection).await?.into_iter().map(read).collect()
             }))
             .await
     }
 
-    async fn remove_set_aside(&self, message_id: &str) -> Result<bool, StoreError> {
+    async fn remove_quarantined(&self, message_id: &str) -> Result<bool, UserStoreError> {
         self.pool
             .call(work!(connection => {
                 let delete = sqlx::query("DELETE FROM users_set_aside WHERE message_id = $1").bind(message_id);
@@ -109,7 +111,7 @@ impl UserStore for PostgresStore {
             .await
     }
 
-    async fn count_set_aside(&self) -> Result<u64, StoreError> {
+    async fn count_quarantined(&self) -> Result<u64, UserStoreError> {
         let count: i64 = self
             .pool
             .call(work!(connection => {
@@ -119,13 +121,17 @@ impl UserStore for PostgresStore {
         Ok(count.unsigned_abs())
     }
 
-    async fn ping(&self) -> Result<(), StoreError> {
+    async fn ping(&self) -> Result<(), UserStoreError> {
         let read_only: bool = self
             .pool
             .call(work!(connection => {
                 sqlx::query_scalar("SELECT current_setting('transaction_read_only')::boolean").fetch_one(connection).await
             }))
             .await?;
-        if read_only { Err(StoreError::new(super::Trouble::ReadOnly, "the server takes no writes")) } else { Ok(()) }
+        if read_only {
+            Err(UserStoreError::new(super::UserStoreErrorKind::ReadOnly, "the server refuses writes"))
+        } else {
+            Ok(())
+        }
     }
 }

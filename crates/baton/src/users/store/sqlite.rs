@@ -1,21 +1,22 @@
-//! The embedded store: SQLite, in the same file as the lane's embedded queue. The single writer and its group commit
-//! are [`pipeline::sqlite::Database`]'s. A row that breaks a rule fails alone here, so nothing needs to be split.
+//! The embedded store: SQLite, in the same file as the lane's embedded queue. [`pipeline::sqlite::Database`] provides the
+//! single writer and its group commit. A row that breaks a rule fails alone here, so no batch needs to be split.
 
 use async_trait::async_trait;
 use pipeline::sqlite::{Database, DatabaseError};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
-use super::{Enrolled, Fate, Inserted, OTHER_USER, SetAside, StoreError, Trouble, UserStore};
+use super::{Enrolled, InsertOutcome, Inserted, OTHER_USER, UserStore, UserStoreError, UserStoreErrorKind};
 use crate::timestamp::Timestamp;
+use crate::users::quarantine::Quarantined;
 use crate::users::user::{User, UserId};
 
-/// The embedded store.
+/// The embedded store. A clone shares its database.
 #[derive(Clone)]
-pub struct SqliteStore {
+pub struct SqliteUserStore {
     database: Database,
 }
 
-/// The migrations, in order; the version is the place in this list.
+/// The migrations, in order; the schema version is the number of those applied.
 const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_users.sql")];
 
 const INSERT: &str =
@@ -25,21 +26,21 @@ const SAME: &str = "SELECT 1 FROM users WHERE id = ?1 AND name = ?2 AND email = 
 
 const GET: &str = "SELECT name, email, created_at FROM users WHERE id = ?1";
 
-const SET_ASIDE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) VALUES (?1, ?2, ?3, ?4) \
+const QUARANTINE: &str = "INSERT INTO users_set_aside (message_id, error, body, set_aside_at) VALUES (?1, ?2, ?3, ?4) \
      ON CONFLICT (message_id) DO NOTHING";
 
-const LIST_SET_ASIDE: &str = "SELECT message_id, error, body, set_aside_at FROM users_set_aside WHERE message_id > ?1 \
+const LIST_QUARANTINED: &str = "SELECT message_id, error, body, set_aside_at FROM users_set_aside WHERE message_id > ?1 \
      ORDER BY message_id LIMIT ?2";
 
-impl SqliteStore {
-    /// A store on this database, migrated.
-    pub async fn open(database: &Database) -> Result<Self, StoreError> {
+impl SqliteUserStore {
+    /// Opens a store on this database and brings the schema up to date.
+    pub async fn open(database: &Database) -> Result<Self, UserStoreError> {
         let store = Self { database: database.clone() };
         store.write(migrate).await?;
         Ok(store)
     }
 
-    async fn write<T, F>(&self, job: F) -> Result<T, StoreError>
+    async fn write<T, F>(&self, job: F) -> Result<T, UserStoreError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
@@ -47,7 +48,7 @@ impl SqliteStore {
         self.database.write(job).await.map_err(store_error)
     }
 
-    async fn read<T, F>(&self, job: F) -> Result<T, StoreError>
+    async fn read<T, F>(&self, job: F) -> Result<T, UserStoreError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
@@ -57,33 +58,33 @@ impl SqliteStore {
 }
 
 #[async_trait]
-impl UserStore for SqliteStore {
-    async fn insert(&self, users: &[User]) -> Result<Inserted, StoreError> {
-        let users = users.to_vec();
+impl UserStore for SqliteUserStore {
+    async fn insert(&self, users: &[User]) -> Result<Inserted, UserStoreError> {
+        let (users, clock) = (users.to_vec(), self.database.clock());
         self.write(move |connection| {
-            let now = Timestamp::now().0;
+            let now = clock.now_ms();
             let mut insert = connection.prepare_cached(INSERT)?;
             let mut same = connection.prepare_cached(SAME)?;
-            let mut inserted = Inserted { fates: Vec::with_capacity(users.len()), new: 0 };
+            let mut inserted = Inserted { outcomes: Vec::with_capacity(users.len()), new: 0 };
             for User { id, name, email } in &users {
                 let fate = match insert.execute(params![id.0.as_bytes(), name, email, now]) {
-                    Ok(0) if same.exists(params![id.0.as_bytes(), name, email])? => Fate::Stored,
-                    Ok(0) => Fate::Refused(OTHER_USER.to_owned()),
+                    Ok(0) if same.exists(params![id.0.as_bytes(), name, email])? => InsertOutcome::Stored,
+                    Ok(0) => InsertOutcome::Refused(OTHER_USER.to_owned()),
                     Ok(_) => {
                         inserted.new += 1;
-                        Fate::Stored
+                        InsertOutcome::Stored
                     }
-                    Err(error) if is_row_fault(&error) => Fate::Refused(error.to_string()),
+                    Err(error) if is_row_fault(&error) => InsertOutcome::Refused(error.to_string()),
                     Err(error) => return Err(error),
                 };
-                inserted.fates.push(fate);
+                inserted.outcomes.push(fate);
             }
             Ok(inserted)
         })
         .await
     }
 
-    async fn get(&self, id: UserId) -> Result<Option<Enrolled>, StoreError> {
+    async fn get(&self, id: UserId) -> Result<Option<Enrolled>, UserStoreError> {
         self.read(move |connection| {
             let read = |row: &rusqlite::Row<'_>| {
                 let user = User { id, name: row.get(0)?, email: row.get(1)? };
@@ -94,11 +95,11 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn set_aside(&self, letters: &[SetAside]) -> Result<(), StoreError> {
-        let letters = letters.to_vec();
+    async fn quarantine(&self, messages: &[Quarantined]) -> Result<(), UserStoreError> {
+        let messages = messages.to_vec();
         self.write(move |connection| {
-            let mut insert = connection.prepare_cached(SET_ASIDE)?;
-            for SetAside { message_id, error, body, at } in &letters {
+            let mut insert = connection.prepare_cached(QUARANTINE)?;
+            for Quarantined { message_id, error, body, at } in &messages {
                 insert.execute(params![message_id, error, body, at.0])?;
             }
             Ok(())
@@ -106,12 +107,12 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn list_set_aside(&self, after: Option<&str>, max: usize) -> Result<Vec<SetAside>, StoreError> {
+    async fn list_quarantined(&self, after: Option<&str>, max: usize) -> Result<Vec<Quarantined>, UserStoreError> {
         let after = after.unwrap_or_default().to_owned();
         self.read(move |connection| {
-            let mut statement = connection.prepare_cached(LIST_SET_ASIDE)?;
+            let mut statement = connection.prepare_cached(LIST_QUARANTINED)?;
             let rows = statement.query_map(params![after, max], |row| {
-                Ok(SetAside {
+                Ok(Quarantined {
                     message_id: row.get(0)?,
                     error: row.get(1)?,
                     body: row.get(2)?,
@@ -123,7 +124,7 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn remove_set_aside(&self, message_id: &str) -> Result<bool, StoreError> {
+    async fn remove_quarantined(&self, message_id: &str) -> Result<bool, UserStoreError> {
         let id = message_id.to_owned();
         self.write(move |connection| {
             let removed = connection.execute("DELETE FROM users_set_aside WHERE message_id = ?1", [id])?;
@@ -132,11 +133,11 @@ impl UserStore for SqliteStore {
         .await
     }
 
-    async fn count_set_aside(&self) -> Result<u64, StoreError> {
+    async fn count_quarantined(&self) -> Result<u64, UserStoreError> {
         self.read(|connection| connection.query_row("SELECT COUNT(*) FROM users_set_aside", [], |row| row.get(0))).await
     }
 
-    async fn ping(&self) -> Result<(), StoreError> {
+    async fn ping(&self) -> Result<(), UserStoreError> {
         self.write(|_| Ok(())).await
     }
 }
@@ -151,13 +152,13 @@ fn migrate(connection: &Connection) -> Result<(), rusqlite::Error> {
         connection.execute_batch(sql)?;
         connection.execute(
             "INSERT INTO users_schema_version (version, applied_at) VALUES (?1, ?2)",
-            params![index + 1, Timestamp::now().0],
+            params![index + 1, Timestamp::from(std::time::SystemTime::now()).0],
         )?;
     }
     Ok(())
 }
 
-/// Whether it is about this row and would be so at any time.
+/// Whether the row is at fault, so that a repeat fails too.
 fn is_row_fault(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -165,13 +166,17 @@ fn is_row_fault(error: &rusqlite::Error) -> bool {
     )
 }
 
-fn store_error(error: DatabaseError) -> StoreError {
-    let trouble = match &error {
-        DatabaseError::Full => Trouble::DiskFull,
-        DatabaseError::Busy => Trouble::Timeout,
-        DatabaseError::Closed | DatabaseError::Io { .. } => Trouble::Down,
-        DatabaseError::Sqlite(cause) if cause.sqlite_error_code() == Some(ErrorCode::ReadOnly) => Trouble::ReadOnly,
-        DatabaseError::OutcomeUnknown(_) | DatabaseError::Panicked(_) | DatabaseError::Sqlite(_) => Trouble::Other,
+fn store_error(error: DatabaseError) -> UserStoreError {
+    let kind = match &error {
+        DatabaseError::Full => UserStoreErrorKind::DiskFull,
+        DatabaseError::Busy => UserStoreErrorKind::Timeout,
+        DatabaseError::Closed | DatabaseError::Io { .. } => UserStoreErrorKind::Down,
+        DatabaseError::Sqlite(cause) if cause.sqlite_error_code() == Some(ErrorCode::ReadOnly) => {
+            UserStoreErrorKind::ReadOnly
+        }
+        DatabaseError::OutcomeUnknown(_) | DatabaseError::Panicked(_) | DatabaseError::Sqlite(_) => {
+            UserStoreErrorKind::Other
+        }
     };
-    StoreError::new(trouble, error)
+    UserStoreError::new(kind, error)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
 use harness::chain::{Forwarder, TransactionRequest};
-use harness::engine::Engine;
+use harness::engine::TestEngine;
 use harness::relayer::{Outcome, PostFault, Timing};
 use harness::wait::eventually_ok;
 use serde_json::{Value, json};
@@ -52,13 +52,13 @@ fn slow(setup: RelaySetup, relayers: usize) -> RelaySetup {
     let timing = Timing {
         sent: Duration::from_millis(300),
         submitted: Duration::from_millis(350),
-        mined: None,
         confirmed: Duration::from_secs(3),
+        ..Timing::default()
     };
     (0..relayers).fold(setup, |setup, index| setup.relayer(index, |options| options.timing = timing))
 }
 
-async fn in_order_to_one_relayer_on(engine: Engine) {
+async fn in_order_to_one_relayer_on(engine: TestEngine) {
     let gasless = GaslessFixture::new().await;
     in_order_to_one_relayer(&gasless, gasless.setup(3).engine(engine)).await;
 }
@@ -84,7 +84,7 @@ async fn in_order_to_one_relayer(gasless: &GaslessFixture, setup: RelaySetup) {
 
 #[tokio::test]
 async fn queued_nonces_go_in_order_to_one_relayer() {
-    in_order_to_one_relayer_on(Engine::Embedded).await;
+    in_order_to_one_relayer_on(TestEngine::Embedded).await;
 }
 
 #[tokio::test]
@@ -96,12 +96,12 @@ async fn queued_nonces_go_in_order_to_one_relayer_that_sends_no_webhooks() {
 
 #[tokio::test]
 async fn queued_nonces_go_in_order_to_one_relayer_on_mysql_and_rabbitmq() {
-    in_order_to_one_relayer_on(Engine::MySqlRabbitMq).await;
+    in_order_to_one_relayer_on(TestEngine::MySqlRabbitMq).await;
 }
 
 #[tokio::test]
 async fn queued_nonces_go_in_order_to_one_relayer_on_mysql_and_sqs() {
-    in_order_to_one_relayer_on(Engine::MySqlSqs).await;
+    in_order_to_one_relayer_on(TestEngine::MySqlSqs).await;
 }
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn after_execution_on_chain_the_successor_may_go_to_another_relayer() {
 
 #[tokio::test]
 async fn one_of_many_requests_with_the_same_nonce_is_accepted() {
-    for engine in [Engine::Embedded, Engine::MySqlRabbitMq] {
+    for engine in [TestEngine::Embedded, TestEngine::MySqlRabbitMq] {
         let gasless = GaslessFixture::new().await;
         let relay = gasless.setup(1).engine(engine).start().await;
         let mut bodies = Vec::new();
@@ -234,7 +234,7 @@ async fn one_of_many_requests_with_the_same_nonce_is_accepted() {
 
 #[tokio::test]
 async fn concurrent_duplicate_requests_under_one_key_are_one_transaction() {
-    for engine in [Engine::Embedded, Engine::MySqlRabbitMq] {
+    for engine in [TestEngine::Embedded, TestEngine::MySqlRabbitMq] {
         let gasless = GaslessFixture::new().await;
         let relay = gasless.setup(1).engine(engine).start().await;
         for nonce in 0..5 {
@@ -274,7 +274,8 @@ async fn a_submission_with_unknown_outcome_holds_its_successors_back() {
 async fn deferring_a_waiting_transaction_does_not_use_up_its_message() {
     let gasless = GaslessFixture::new().await;
     // At least two deferrals, with a queue that buries a message at the third receipt.
-    let relay = slow(gasless.setup(1), 1).engine(Engine::MySqlRabbitMq).env("QUEUE_MAX_RECEIVES", "2").start().await;
+    let relay =
+        slow(gasless.setup(1), 1).engine(TestEngine::MySqlRabbitMq).env("QUEUE_MAX_RECEIVES", "2").start().await;
     relay.relayers[0].change_faults(|faults| faults.jammed = true);
     relay.relayers[0]
         .change_faults(|faults| faults.next_posts.push_back(Some(PostFault::Slow(Duration::from_secs(1)))));

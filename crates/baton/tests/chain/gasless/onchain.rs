@@ -105,7 +105,7 @@ async fn ten_queued_nonces_are_executed_in_order_while_the_consumer_is_killed_re
     let until = Instant::now() + LATER;
     let (mut executed, mut kills) = (U256::ZERO, 0);
     while executed < U256::from(COUNT) {
-        assert!(Instant::now() < until, "{executed} of {COUNT}\n{}", consumer.story());
+        assert!(Instant::now() < until, "{executed} of {COUNT}\n{}", consumer.log_excerpt());
         consumer.kill9().await.unwrap();
         kills += 1;
         consumer.restart().await.unwrap();

@@ -4,7 +4,7 @@ use baton::relay::state::transaction::RelayerTxId;
 use baton::relay::store::Saved;
 use baton::timestamp::Timestamp;
 
-use super::fixture::{StoreFixture, bind};
+use super::fixture::{StoreFixture, bind, now};
 
 on_every_database! {
     early_webhooks_are_kept_in_order_and_taken_once
@@ -44,7 +44,7 @@ async fn a_concurrent_bind_or_its_webhook_sees_the_other(fixture: &StoreFixture)
         let (claimed, token) = fixture.claimed().await;
         let moved = bind(&claimed, token, &tx_id.0);
         let webhook = async {
-            fixture.store.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
+            fixture.store.keep_early_webhook(&tx_id, "{}", now()).await.unwrap();
             fixture.store.find_bound(&tx_id).await.unwrap()
         };
         let (saved, found) = tokio::join!(fixture.store.save(&moved), webhook);

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton::config::{Config, ForwarderConfig, Service};
+use baton::config::{Config, ForwarderConfig, Service, Timings};
 use baton::relay::request::call::DirectRequest;
 use baton::relay::request::forward::GaslessRequest;
-use baton::relay::state::transaction::{
-    ConsumerId, Moved, RelayerTxId, RelayerUrl, Timings, Transaction, TransactionId,
-};
+use baton::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
 use baton::relay::store::sqlite::SqliteStore;
 use baton::relay::store::{Saved, StoreError, TransactionStore};
@@ -67,7 +65,7 @@ impl StoreFixture {
     }
 
     pub async fn inserted(&self) -> Transaction {
-        let row = row(Timestamp::now().0);
+        let row = row(now().0);
         self.store.insert(std::slice::from_ref(&row)).await.unwrap();
         row
     }
@@ -84,6 +82,10 @@ impl StoreFixture {
         assert_eq!(self.store.save(&bound).await?, Saved::Yes { early: false });
         Ok(bound.transaction)
     }
+}
+
+pub fn now() -> Timestamp {
+    Timestamp::from(std::time::SystemTime::now())
 }
 
 pub fn timings() -> Timings {
@@ -106,16 +108,16 @@ pub fn gasless_row(nonce: u64) -> Transaction {
         "signature": format!("0x{}", "1b".repeat(65)), "retryOnFailure": true,
     });
     let forward = Arc::new(GaslessRequest::parse(&body).unwrap().forward(&forwarder).unwrap());
-    Transaction::accepted_gasless(TransactionId::generate(), &forward, "key".into(), Timestamp::now(), &timings())
+    Transaction::accepted_gasless(TransactionId::generate(), &forward, "key".into(), now(), &timings())
 }
 
 pub fn claim(row: &Transaction) -> (Moved, Uuid) {
     let (me, token, relayer) = (ConsumerId::generate(), Uuid::new_v4(), RelayerUrl("http://r1".into()));
-    (row.claim(&me, token, &relayer, "test", Timestamp::now(), &timings()).unwrap(), token)
+    (row.claim(&me, token, &relayer, "test", now(), &timings()).unwrap(), token)
 }
 
 pub fn bind(claimed: &Transaction, token: Uuid, tx_id: &str) -> Moved {
-    claimed.bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", Timestamp::now(), &timings()).unwrap()
+    claimed.bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", now(), &timings()).unwrap()
 }
 
 /// A database on the real server, dropped with this value.

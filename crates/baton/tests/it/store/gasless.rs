@@ -2,9 +2,8 @@
 
 use baton::relay::state::transaction::{Kind, Status, Transaction};
 use baton::relay::store::{Accepted, Filter, IdempotencyKey, KeyOwner, Saved};
-use baton::timestamp::Timestamp;
 
-use super::fixture::{StoreFixture, bind, claim, gasless_row};
+use super::fixture::{StoreFixture, bind, claim, gasless_row, now};
 
 on_every_database! {
     a_gasless_row_is_read_back_unchanged
@@ -19,7 +18,7 @@ async fn accept(fixture: &StoreFixture, row: &Transaction, key: Option<&str>) ->
 }
 
 async fn fail(fixture: &StoreFixture, row: &Transaction) {
-    let failed = row.abandon("test", Timestamp::now()).unwrap();
+    let failed = row.abandon("test", now()).unwrap();
     assert_eq!(fixture.store.save(&failed).await.unwrap(), Saved::Yes { early: false });
 }
 

@@ -10,7 +10,7 @@ use futures::future::join_all;
 use harness::wait::eventually;
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
-use super::fixture::{Schema, bind, claim, gasless_row, row};
+use super::fixture::{Schema, bind, claim, gasless_row, now, row};
 use crate::relay_fixture::SOON;
 
 /// Timeout of store calls in tests that wait for it: long enough for a busy machine.
@@ -184,7 +184,7 @@ async fn one_invalid_row_does_not_fail_its_batch() {
 
 /// Stores and claims a row; returns it as accepted, and the move that binds it to `tx_id`, unsaved.
 async fn prepare_bind(store: &MySqlStore, tx_id: &str) -> (Transaction, Moved) {
-    let accepted = row(Timestamp::now().0);
+    let accepted = row(now().0);
     store.insert(std::slice::from_ref(&accepted)).await.unwrap();
     let (claimed, token) = claim(&accepted);
     store.save(&claimed).await.unwrap();
@@ -233,7 +233,7 @@ async fn a_webhook_waits_for_an_uncommitted_bind_that_found_no_early_webhook() {
     until_blocked(&schema, "INSERT INTO timeline").await;
     let mut webhook = tokio::spawn(async move {
         let tx_id = RelayerTxId("oz-1".into());
-        receiving.keep_early_webhook(&tx_id, "{}", Timestamp::now()).await.unwrap();
+        receiving.keep_early_webhook(&tx_id, "{}", now()).await.unwrap();
         receiving.find_bound(&tx_id).await.unwrap()
     });
     tokio::select! {

@@ -1,9 +1,8 @@
-//! Publishing with confirms: one task for each connection, so that many messages are under way at once and each caller
-//! waits for its own.
+//! Publishes with confirms: one task for each connection keeps many messages in flight, and each caller waits for its own.
 //!
-//! It is one task because a channel counts its publishes: whoever publishes second must also be numbered second. And
-//! because of returned messages: lapin hands a returned (unroutable) message to whichever confirm completes next, not to
-//! that of the message itself, so all confirms that have completed must be looked at before any of them is believed.
+//! A single task is needed for two reasons. The channel numbers its publishes, so they must be issued in one order. And
+//! lapin attaches a returned (unroutable) message to the confirm that completes next, not to the message's own, so all
+//! completed confirms must be read before any of them is trusted.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -22,14 +21,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::{BoxError, QueueError};
 
-/// How many publishes may wait for their confirm.
+/// Publishes that may wait for their confirm.
 const OUTSTANDING_MAX: usize = 4096;
-/// How many may wait to be published.
+/// Messages that may wait to be published.
 pub(super) const WAITING_MAX: usize = 4096;
-/// After the connection has ended its confirms fail at once; this is for the case that they do not.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// Time limit for the last confirms. They normally fail immediately when the connection ends.
+const LAST_CONFIRMS_WAIT: Duration = Duration::from_secs(1);
 
-/// A message to publish, and whom to tell.
+/// A message to publish, and where to send the answer.
 pub(super) struct Publish {
     pub(super) exchange: String,
     pub(super) key: String,
@@ -45,7 +44,7 @@ pub(super) enum PublishError {
     NotSent,
     #[error("the broker refused the message")]
     Refused,
-    #[error("there is no queue for the message: {0}")]
+    #[error("the message could not be routed to the queue {0}")]
     Unroutable(String),
     #[error("the connection was lost before the broker confirmed the message")]
     Lost(#[source] Option<BoxError>),
@@ -64,9 +63,9 @@ impl From<PublishError> for QueueError {
     }
 }
 
-/// What names a message among those under way: where it was published to, and its id.
-type Name = (String, String);
-type Answer = (Name, oneshot::Sender<Result<(), PublishError>>, lapin::Result<Confirmation>);
+/// Identifies a message in flight: its routing key and its id.
+type MessageKey = (String, String);
+type Answer = (MessageKey, oneshot::Sender<Result<(), PublishError>>, lapin::Result<Confirmation>);
 type Pending = FuturesUnordered<Pin<Box<dyn Future<Output = Answer> + Send>>>;
 
 /// Publishes until the channel ends or `stop` is cancelled.
@@ -85,7 +84,7 @@ pub(super) async fn run(channel: Channel, mut requests: mpsc::Receiver<Publish>,
     }
     requests.close();
     while let Ok(request) = requests.try_recv() {
-        // The caller may have given up waiting.
+        // The caller may have stopped waiting.
         let _ = request.answer.send(Err(PublishError::NotSent));
     }
     let last_answers = async {
@@ -93,12 +92,12 @@ pub(super) async fn run(channel: Channel, mut requests: mpsc::Receiver<Publish>,
             answer(first, &mut pending, &mut returned).await;
         }
     };
-    // Whoever is not answered sees its channel dropped, which means the same: lost.
-    let _ = tokio::time::timeout(LAST_ANSWERS, last_answers).await;
+    // A caller without an answer sees its channel dropped, which means the same: lost.
+    let _ = tokio::time::timeout(LAST_CONFIRMS_WAIT, last_answers).await;
 }
 
 async fn publish(channel: &Channel, request: Publish, pending: &mut Pending) {
-    // Whoever gave up was told that the outcome is unknown: better that nothing happens than something late.
+    // The caller stopped waiting and was answered that the outcome is unknown: do not publish late.
     if request.answer.is_closed() {
         return;
     }
@@ -114,19 +113,19 @@ async fn publish(channel: &Channel, request: Publish, pending: &mut Pending) {
         };
         (name, answer, confirmation)
     });
-    // The first poll numbers the message and queues its frames, so it happens here, in the order of the requests.
+    // The first poll numbers the message and queues its frames, so poll here, in the order of the requests.
     match futures::poll!(&mut confirmed) {
         Poll::Ready(done) => pending.push(Box::pin(std::future::ready(done))),
         Poll::Pending => pending.push(confirmed),
     }
 }
 
-/// Answers `first` and all others that have completed.
-async fn answer(first: Answer, pending: &mut Pending, returned: &mut HashMap<Name, u32>) {
+/// Answers `first` and all other completed publishes.
+async fn answer(first: Answer, pending: &mut Pending, returned: &mut HashMap<MessageKey, u32>) {
     let mut done = vec![first];
-    // A returned message was handed to a confirm that completed before its own, so it is among those that are ready by
-    // now. The set stops polling early when it has polled as many as it holds; each publish is pending at most twice more
-    // (written, confirmed), so the third stop in a row means that nothing ready is left.
+    // A returned message is attached to a confirm that completed before its own, so it is among the ready ones. The set
+    // stops polling early when it has polled as many futures as it holds; each publish is pending at most twice more
+    // (written, confirmed), so after three stops nothing ready is left.
     let mut stops = 0;
     while stops < 3 && !pending.is_empty() {
         match futures::poll!(pending.next()) {
@@ -139,16 +138,16 @@ async fn answer(first: Answer, pending: &mut Pending, returned: &mut HashMap<Nam
     for (name, caller, confirmation) in done {
         let answer = match confirmation {
             Ok(Confirmation::Ack(carried)) => {
-                note(returned, carried.as_deref());
+                record_returned(returned, carried.as_deref());
                 Ok(())
             }
             Ok(Confirmation::Nack(carried)) => {
-                note(returned, carried.as_deref());
+                record_returned(returned, carried.as_deref());
                 Err(PublishError::Refused)
             }
             Ok(Confirmation::NotRequested) => Err(PublishError::Lost(None)),
             Err(error) => Err(match error.kind() {
-                // Said before anything was queued; the same kind with other words can come after.
+                // This error is returned before anything is queued; the same kind with another text may come later.
                 ErrorKind::InvalidChannelState(_, "basic.publish") => PublishError::NotSent,
                 _ => PublishError::Lost(Some(error.into())),
             }),
@@ -163,12 +162,12 @@ async fn answer(first: Answer, pending: &mut Pending, returned: &mut HashMap<Nam
             }
             answer = Err(PublishError::Unroutable(name.0));
         }
-        // The caller may have given up waiting.
+        // The caller may have stopped waiting.
         let _ = caller.send(answer);
     }
 }
 
-fn note(returned: &mut HashMap<Name, u32>, message: Option<&Delivery>) {
+fn record_returned(returned: &mut HashMap<MessageKey, u32>, message: Option<&Delivery>) {
     if let Some(message) = message {
         let id = message.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default();
         *returned.entry((message.routing_key.to_string(), id)).or_default() += 1;
@@ -181,11 +180,11 @@ mod tests {
 
     use super::*;
 
-    fn name(id: &str) -> Name {
+    fn name(id: &str) -> MessageKey {
         ("queue".into(), id.into())
     }
 
-    /// A confirm, as lapin would complete it, that carries the returned message of that id.
+    /// A completed confirm as lapin returns it, with the returned message of this id attached.
     fn confirmed(id: &str, carried: Option<&str>) -> (Answer, oneshot::Receiver<Result<(), PublishError>>) {
         let carried = carried.map(|id| {
             let mut delivery = Delivery::mock(0, "".into(), "queue".into(), false, Vec::new());
@@ -201,18 +200,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_returned_message_is_found_on_whichever_confirm_carries_it() {
+    async fn a_returned_message_is_found_on_the_confirm_that_carries_it() {
         let (lost, lost_answer) = confirmed("lost", None);
         let (kept, kept_answer) = confirmed("kept", Some("lost"));
         let mut pending = Pending::new();
         pending.push(Box::pin(std::future::ready(kept)));
         answer(lost, &mut pending, &mut HashMap::new()).await;
-        assert!(!is_ok(lost_answer), "it was returned, although its own confirm did not say so");
+        assert!(!is_ok(lost_answer), "it was returned, although its own confirm does not carry it");
         assert!(is_ok(kept_answer), "it only carried the other");
     }
 
     #[tokio::test]
-    async fn a_returned_message_is_remembered_until_its_own_confirm_comes() {
+    async fn a_returned_message_is_remembered_until_its_own_confirm_arrives() {
         let (kept, kept_answer) = confirmed("kept", Some("lost"));
         let (mut pending, mut returned) = (Pending::new(), HashMap::new());
         answer(kept, &mut pending, &mut returned).await;

@@ -1,7 +1,7 @@
-//! A connection to the broker, and getting the next one when it ends.
+//! Connects to the broker, and reconnects when a connection ends.
 //!
-//! It is two connections: a broker short of memory or disk stops reading from those that publish, and an acknowledgement
-//! on the same one, which would relieve it, would wait behind. They live and die together, as one generation.
+//! A session is two connections: a broker short of memory or disk stops reading from publishing connections, which would
+//! also block acknowledgements that relieve it. Both end together, as one generation.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -16,27 +16,28 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::delay::DelayQueue;
+use super::delay_queue::DelayQueue;
 use super::publisher::{self, Publish};
-use super::{Connected, Shared, intake, lock};
+use super::{ConnectionState, RabbitMqState, consume};
+use crate::lock::lock;
 use crate::queue::BoxError;
 
-/// The first pause before connecting again; it doubles up to the longest.
+/// First pause before a reconnect; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// A connection that lasted this long was a good one: the pause starts over.
-const SETTLED_AFTER: Duration = Duration::from_secs(10);
-/// How long a connection that is given up may take to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(2);
-/// Between two looks at whether the connections still stand, should nobody have told us.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A connection that lasted this long resets the pause.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// Time limit for closing the connections in order.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between two checks of the connections, in case an event was missed.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// One generation of connections.
 pub(super) struct Session {
-    publishing: Connection,
-    consuming: Connection,
+    publish_connection: Connection,
+    consume_connection: Connection,
     pub(super) publishes: mpsc::Sender<Publish>,
-    /// The delay queues made on it.
+    /// The delay queues declared in this session.
     delay_queues: Mutex<HashSet<String>>,
 }
 
@@ -46,49 +47,49 @@ struct Channels {
     requests: mpsc::Receiver<Publish>,
 }
 
-/// Keeps a session up until `shared.stop`.
-pub(super) async fn keep(shared: Arc<Shared>) {
+/// Maintains a session until `state.stop` is cancelled.
+pub(super) async fn maintain(state: Arc<RabbitMqState>) {
     let mut pause = PAUSE_MIN;
-    while !shared.stop.is_cancelled() {
+    while !state.stop.is_cancelled() {
         let started = Instant::now();
-        let connected = tokio::time::timeout(shared.options.timeout, connect(&shared)).await;
+        let connected = tokio::time::timeout(state.options.timeout, connect(&state)).await;
         match connected.unwrap_or_else(|late| Err(late.into())) {
-            Ok((session, channels)) => run(&shared, session, channels).await,
+            Ok((session, channels)) => run(&state, session, channels).await,
             Err(error) => {
-                warn!(queue = shared.name(), error = &*error, "the broker cannot be reached");
-                shared.connected.send_replace(Connected::Failed(error.to_string()));
+                warn!(queue = state.name(), error = &*error, "cannot connect to the broker; retrying");
+                state.connected.send_replace(ConnectionState::Failed(error.to_string()));
             }
         }
-        if started.elapsed() > SETTLED_AFTER {
+        if started.elapsed() > STABLE_AFTER {
             pause = PAUSE_MIN;
         }
-        let _ = tokio::time::timeout(pause, shared.stop.cancelled()).await;
+        let _ = tokio::time::timeout(pause, state.stop.cancelled()).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 
-async fn connect(shared: &Shared) -> Result<(Session, Channels), BoxError> {
-    let mut uri: AMQPUri = shared.options.url.parse()?;
-    uri.query.heartbeat = Some(u16::try_from(shared.options.heartbeat.as_secs()).unwrap_or(u16::MAX).max(1));
-    let properties = ConnectionProperties::default().with_connection_name(shared.name().into());
-    let publishing = Connection::connect_uri(uri.clone(), properties.clone()).await?;
-    let consuming = Connection::connect_uri(uri, properties).await?;
-    let publish = publishing.create_channel().await?;
+async fn connect(state: &RabbitMqState) -> Result<(Session, Channels), BoxError> {
+    let mut uri: AMQPUri = state.options.url.parse()?;
+    uri.query.heartbeat = Some(u16::try_from(state.options.heartbeat.as_secs()).unwrap_or(u16::MAX).max(1));
+    let properties = ConnectionProperties::default().with_connection_name(state.name().into());
+    let publish_connection = Connection::connect_uri(uri.clone(), properties.clone()).await?;
+    let consume_connection = Connection::connect_uri(uri, properties).await?;
+    let publish = publish_connection.create_channel().await?;
     publish.confirm_select(ConfirmSelectOptions::default()).await?;
-    let consume = consuming.create_channel().await?;
+    let consume = consume_connection.create_channel().await?;
     let (publishes, requests) = mpsc::channel(publisher::WAITING_MAX);
-    let session = Session { publishing, consuming, publishes, delay_queues: Mutex::default() };
-    session.declare(shared).await?;
+    let session = Session { publish_connection, consume_connection, publishes, delay_queues: Mutex::default() };
+    session.declare(state).await?;
     Ok((session, Channels { publish, consume, requests }))
 }
 
-async fn run(shared: &Arc<Shared>, session: Session, channels: Channels) {
+async fn run(state: &Arc<RabbitMqState>, session: Session, channels: Channels) {
     let session = Arc::new(session);
-    let ended = shared.stop.child_token();
-    lock(&shared.inbox).reset(true, Instant::now());
-    shared.connected.send_replace(Connected::Up(Arc::clone(&session)));
-    shared.arrived.notify_waiters();
-    info!(queue = shared.name(), "connected to the broker");
+    let ended = state.stop.child_token();
+    lock(&state.inbox).reset(true, Instant::now());
+    state.connected.send_replace(ConnectionState::Up(Arc::clone(&session)));
+    state.arrived.notify_waiters();
+    info!(queue = state.name(), "connected to the broker");
     let publisher = {
         let (publish, ended) = (publisher::run(channels.publish, channels.requests, ended.clone()), ended.clone());
         async move {
@@ -96,81 +97,84 @@ async fn run(shared: &Arc<Shared>, session: Session, channels: Channels) {
             ended.cancel();
         }
     };
-    // A task of its own: publishing and consuming are each worth a core.
-    let publisher = shared.tasks.spawn(publisher);
-    let intake = async {
-        if let Err(error) = intake::run(shared, &channels.consume, &ended).await {
-            warn!(queue = shared.name(), error = &error as &dyn std::error::Error, "consuming ended");
+    // In its own task, because publishing and consuming can each use a whole core.
+    let publisher = state.tasks.spawn(publisher);
+    let consuming = async {
+        if let Err(error) = consume::run(state, &channels.consume, &ended).await {
+            warn!(queue = state.name(), error = &error as &dyn std::error::Error, "consuming failed; reconnecting");
         }
         ended.cancel();
     };
-    tokio::join!(intake, session.watch(shared, &ended));
-    shared.connected.send_replace(Connected::NotYet);
-    lock(&shared.inbox).reset(false, Instant::now());
-    shared.arrived.notify_waiters();
+    tokio::join!(consuming, session.watch(state, &ended));
+    state.connected.send_replace(ConnectionState::Connecting);
+    lock(&state.inbox).reset(false, Instant::now());
+    state.arrived.notify_waiters();
     let _ = publisher.await;
     session.close().await;
 }
 
 impl Session {
-    /// Whether the broker takes no messages at the moment (short of memory or disk).
+    /// Whether the broker blocks publishing (short of memory or disk).
     pub(super) fn blocked(&self) -> bool {
-        self.publishing.status().blocked()
+        self.publish_connection.status().blocked()
     }
 
-    /// Whether its connections stand.
+    /// Whether both connections are up.
     pub(super) fn is_up(&self) -> bool {
-        self.publishing.status().connected() && self.consuming.status().connected()
+        self.publish_connection.status().connected() && self.consume_connection.status().connected()
     }
 
-    /// A channel for one purpose. It is not the one that publishes: the broker closes a channel on any mistake.
+    /// A new channel for one operation. The broker closes a channel on any error, so the publishing channel is not shared.
     pub(super) async fn channel(&self) -> lapin::Result<Channel> {
-        self.consuming.create_channel().await
+        self.consume_connection.create_channel().await
     }
 
-    /// Makes or checks the queues.
-    pub(super) async fn declare(&self, shared: &Shared) -> lapin::Result<()> {
+    /// Declares or checks the queues of the topology.
+    pub(super) async fn declare(&self, state: &RabbitMqState) -> lapin::Result<()> {
         let channel = self.channel().await?;
-        shared.options.topology.declare(&channel).await?;
+        state.options.topology.declare(&channel).await?;
         channel.close(200, "done".into()).await
     }
 
-    /// Makes the queue for one delay, unless that was done already.
-    pub(super) async fn declare_delay(&self, shared: &Shared, queue: &DelayQueue) -> lapin::Result<()> {
+    /// Declares a delay queue, once per session.
+    pub(super) async fn declare_delay(&self, state: &RabbitMqState, queue: &DelayQueue) -> lapin::Result<()> {
         if lock(&self.delay_queues).contains(&queue.name) {
             return Ok(());
         }
         let channel = self.channel().await?;
-        shared.options.topology.declare_delay(&channel, queue).await?;
+        state.options.topology.declare_delay(&channel, queue).await?;
         lock(&self.delay_queues).insert(queue.name.clone());
-        lock(&shared.delay_queues).insert(queue.name.clone());
+        lock(&state.delay_queues).insert(queue.name.clone());
         channel.close(200, "done".into()).await
     }
 
-    /// The queue of that name is gone.
+    /// Forgets a delay queue that no longer exists, so that it is declared again.
     pub(super) fn forget_delay(&self, name: &str) {
         lock(&self.delay_queues).remove(name);
     }
 
-    /// Returns when one of the connections has ended, or `ended` is cancelled; cancels it.
-    async fn watch(&self, shared: &Shared, ended: &CancellationToken) {
-        let mut events = futures::stream::select(self.publishing.events_listener(), self.consuming.events_listener());
-        let mut look = tokio::time::interval(LOOK_EVERY);
+    /// Returns when one of the connections ends or `ended` is cancelled; cancels `ended`.
+    async fn watch(&self, state: &RabbitMqState, ended: &CancellationToken) {
+        let mut events = futures::stream::select(
+            self.publish_connection.events_listener(),
+            self.consume_connection.events_listener(),
+        );
+        let mut check = tokio::time::interval(CHECK_EVERY);
         while self.is_up() {
             tokio::select! {
                 event = events.next() => match event {
                     Some(Event::ConnectionBlocked(reason)) => {
-                        warn!(queue = shared.name(), reason, "the broker takes no messages");
+                        warn!(queue = state.name(), reason, "the broker blocks publishing");
                     }
-                    Some(Event::ConnectionUnblocked) => info!(queue = shared.name(), "the broker takes messages again"),
+                    Some(Event::ConnectionUnblocked) => info!(queue = state.name(), "the broker accepts messages again"),
                     Some(Event::Error(error)) => {
-                        warn!(queue = shared.name(), error = &error as &dyn std::error::Error, "the connection has ended");
+                        warn!(queue = state.name(), error = &error as &dyn std::error::Error, "the connection to the broker ended");
                         break;
                     }
                     Some(_) => {}
                     None => break,
                 },
-                _ = look.tick() => {}
+                _ = check.tick() => {}
                 () = ended.cancelled() => break,
             }
         }
@@ -178,8 +182,8 @@ impl Session {
     }
 
     async fn close(&self) {
-        let _ = tokio::time::timeout(GOODBYE, async {
-            for connection in [&self.publishing, &self.consuming] {
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, async {
+            for connection in [&self.publish_connection, &self.consume_connection] {
                 if connection.status().connected() {
                     let _ = connection.close(200, "done".into()).await;
                 }

@@ -1,4 +1,4 @@
-//! The exchanges and queues on the broker: what they are called, and how they are made or checked.
+//! The exchanges and queues on the broker: their names, arguments and declaration.
 
 use std::time::Duration;
 
@@ -6,57 +6,57 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, ExchangeKind};
 
-use super::delay::DelayQueue;
+use super::delay_queue::DelayQueue;
 
-/// RabbitMQ 4 would drop a message that came back twenty times; we count and bury ourselves.
+/// Disables RabbitMQ 4's delivery limit of 20: this backend counts deliveries and buries messages itself.
 const DELIVERIES_MAX: i64 = i32::MAX as i64;
 
-/// The names on the broker. Routing keys equal queue names; an exchange with an empty name is the broker's default one.
+/// The names on the broker. Routing keys equal queue names; an empty exchange name is the broker's default exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// Where messages for the queue are published.
+    /// Exchange for messages of the queue.
     pub exchange: String,
-    /// The queue.
+    /// Name of the queue.
     pub queue: String,
-    /// Where dead letters are published.
+    /// Exchange for dead letters.
     pub dead_exchange: String,
-    /// The dead-letter queue.
+    /// Name of the dead-letter queue.
     pub dead_queue: String,
-    /// How delayed messages wait.
+    /// Where delayed messages wait.
     pub delays: Delays,
     /// The type of all queues.
     pub queue_type: QueueType,
-    /// Whether to make what is missing; otherwise it must be there.
+    /// Whether missing exchanges and queues are created; otherwise connecting fails without them.
     pub create: bool,
 }
 
 /// The type of a queue on the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueType {
-    /// Replicated, fsynced, counts deliveries; delayed messages move on only when the queue has them.
+    /// Replicated and fsynced; counts deliveries; a delayed message leaves its delay queue only when the main queue has it.
     Quorum,
-    /// One node; says only whether a message was delivered before, and may lose delayed messages in a crash.
+    /// On one node; reports only whether a message was delivered before, and may lose delayed messages in a crash.
     Classic,
 }
 
-/// How delayed messages wait.
+/// Where delayed messages wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delays {
-    /// In queues of our own, one for each delay in use; they go away by themselves.
+    /// In generated queues, one for each delay in use; they expire when unused.
     Queues,
-    /// In one given queue with one given delay. Every delay is rounded up to a multiple of it.
+    /// In one existing queue with a fixed message TTL. Every delay is rounded up to a multiple of it.
     Fixed {
-        /// Where delayed messages are published.
+        /// Exchange for delayed messages.
         exchange: String,
-        /// The queue in which they wait.
+        /// Name of the delay queue.
         queue: String,
-        /// How long they wait in it.
+        /// Message TTL of the delay queue.
         ttl: Duration,
     },
 }
 
 impl Topology {
-    /// `name` and `name-dlq`, quorum queues behind the default exchange, made when missing.
+    /// Quorum queues `name` and `name-dlq` on the default exchange, created when missing.
     pub fn named(name: impl Into<String>) -> Self {
         let queue = name.into();
         Self {
@@ -70,7 +70,7 @@ impl Topology {
         }
     }
 
-    /// Makes what is missing, or checks that it is there.
+    /// Creates the exchanges and queues, or checks that they exist.
     pub(super) async fn declare(&self, channel: &Channel) -> lapin::Result<()> {
         let dead_letter =
             [("x-dead-letter-exchange", &self.dead_exchange), ("x-dead-letter-routing-key", &self.dead_queue)];
@@ -84,16 +84,16 @@ impl Topology {
         self.declare_queue(channel, &self.exchange, &self.queue, arguments).await?;
         if let Delays::Fixed { exchange, queue, ttl } = &self.delays {
             self.declare_exchange(channel, exchange).await?;
-            let arguments = self.waiting(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), None);
+            let arguments = self.delay_arguments(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), None);
             self.declare_queue(channel, exchange, queue, arguments).await?;
         }
         Ok(())
     }
 
-    /// Makes the queue for one delay.
+    /// Creates a delay queue.
     pub(super) async fn declare_delay(&self, channel: &Channel, queue: &DelayQueue) -> lapin::Result<()> {
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        let arguments = self.waiting(queue.ttl_ms, Some(queue.expires_ms));
+        let arguments = self.delay_arguments(queue.ttl_ms, Some(queue.expires_ms));
         channel.queue_declare(queue.name.as_str().into(), options, arguments).await.map(drop)
     }
 
@@ -131,7 +131,7 @@ impl Topology {
         arguments
     }
 
-    fn waiting(&self, ttl_ms: u64, expires_ms: Option<u64>) -> FieldTable {
+    fn delay_arguments(&self, ttl_ms: u64, expires_ms: Option<u64>) -> FieldTable {
         let mut arguments = FieldTable::default();
         let mut number = |name: &str, value: u64| {
             arguments.insert(name.into(), AMQPValue::LongLongInt(i64::try_from(value).unwrap_or(i64::MAX)));
@@ -147,7 +147,7 @@ impl Topology {
         text("x-dead-letter-routing-key", &self.queue);
         if self.queue_type == QueueType::Quorum {
             text("x-queue-type", "quorum");
-            // A message leaves only when the main queue has it; the broker asks for the other argument with it.
+            // A message leaves only when the main queue has it. The broker requires `reject-publish` with this strategy.
             text("x-dead-letter-strategy", "at-least-once");
             text("x-overflow", "reject-publish");
         }

@@ -1,9 +1,11 @@
-//! What the contract does not say about the embedded queue: the plan of its statements, its clock, its retention.
+//! Tests of the embedded queue beyond the contract: query plans, clock, retention and cancellation.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use futures::FutureExt;
 
+use super::rows::millis;
+use super::statements::{DEAD_EXPIRED, DEAD_OLDEST, DEAD_ROW_ID, DELETE, DEPTH_DUE, DEPTH_HIDDEN, DUE, EXPIRED, LEASE};
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -21,7 +23,7 @@ impl Fixture {
         let db = Database::open(&dir.path().join("test.db")).unwrap();
         let now = Arc::new(AtomicI64::new(1_700_000_000_000));
         let clock = now.clone();
-        let clock: Clock = Arc::new(move || clock.load(Ordering::Relaxed));
+        let clock: NowMs = Arc::new(move || clock.load(Ordering::Relaxed));
         let queue = SqliteQueue::open_with_clock(&db, "test", options, clock).await.unwrap();
         Self { queue, db, now, _dir: dir }
     }
@@ -41,7 +43,7 @@ impl Fixture {
     async fn plan(&self, sql: &'static str) -> String {
         let explain = move |conn: &Connection| {
             let mut statement = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
-            // The parameters stay unbound: the plan does not depend on them.
+            // Parameters stay unbound: the plan does not depend on them.
             let mut rows = statement.raw_query();
             let mut steps = Vec::new();
             while let Some(row) = rows.next()? {
@@ -69,22 +71,22 @@ async fn taking_reads_the_front_of_the_index_without_sorting() {
         let plan = fixture.plan(sql).await;
         assert!(plan.contains("INTEGER PRIMARY KEY (rowid=?)"), "{sql}\n{plan}");
     }
-    for sql in [DEAD_LIST, DEAD_PLACE, DEAD_OLDEST, DEAD_EXPIRED] {
+    for sql in [DEAD_LIST, DEAD_ROW_ID, DEAD_OLDEST, DEAD_EXPIRED] {
         let plan = fixture.plan(sql).await;
         assert!(!plan.contains("TEMP B-TREE") && !plan.contains("SCAN"), "{sql}\n{plan}");
     }
 }
 
 #[tokio::test]
-async fn whatever_may_make_a_message_due_sooner_wakes_receivers_at_once() {
+async fn every_change_that_may_make_a_message_due_earlier_wakes_receivers() {
     let fixture = Fixture::new(QueueOptions::default()).await;
     let queue = &fixture.queue;
-    // The poller wakes them too, but not this often.
+    // Repeated, because a poller may cause a single wake-up by chance.
     for _ in 0..50 {
-        let mut waiting = queue.shared.signal.waiting();
+        let mut commits = queue.state.signal.subscribe();
         let mut has_fired = |what| {
-            assert!(waiting.changed().now_or_never().is_some(), "{what}");
-            waiting = queue.shared.signal.waiting();
+            assert!(commits.changed().now_or_never().is_some(), "{what}");
+            commits = queue.state.signal.subscribe();
         };
         fixture.send("x").await;
         has_fired("send");
@@ -103,7 +105,7 @@ async fn whatever_may_make_a_message_due_sooner_wakes_receivers_at_once() {
 }
 
 #[tokio::test]
-async fn an_expired_lease_that_nobody_took_can_still_be_settled() {
+async fn an_expired_lease_can_still_be_settled_until_the_message_is_received_again() {
     let fixture = Fixture::new(QueueOptions::default()).await;
     fixture.send("slow").await;
     let message = fixture.take().await.remove(0);
@@ -114,7 +116,7 @@ async fn an_expired_lease_that_nobody_took_can_still_be_settled() {
 }
 
 #[tokio::test]
-async fn a_reused_row_does_not_answer_to_an_old_receipt() {
+async fn an_old_receipt_does_not_settle_a_message_in_a_reused_row() {
     let fixture = Fixture::new(QueueOptions::default()).await;
     fixture.send("first").await;
     let first = fixture.take().await.remove(0);
@@ -134,7 +136,7 @@ async fn a_live_message_past_its_retention_is_buried_not_lost() {
     assert!(fixture.take().await.is_empty());
     let letters = fixture.queue.dead_letters(None, 10).await.unwrap();
     assert_eq!(letters.len(), 1);
-    assert_eq!((&letters[0].id, letters[0].reason.as_str()), (&id, "retention over"));
+    assert_eq!((&letters[0].id, letters[0].reason.as_str()), (&id, "retention period ended"));
 }
 
 #[tokio::test]
@@ -146,7 +148,7 @@ async fn retention_counts_from_the_end_of_a_delay() {
 }
 
 #[tokio::test]
-async fn dead_letters_past_their_retention_are_removed_now_and_then() {
+async fn a_sweep_removes_dead_letters_past_their_retention() {
     let fixture = Fixture::new(QueueOptions::default()).await;
     for body in ["old", "new"] {
         fixture.send(body).await;
@@ -160,7 +162,7 @@ async fn dead_letters_past_their_retention_are_removed_now_and_then() {
 }
 
 #[tokio::test]
-async fn a_replayed_message_gets_its_whole_retention_again() {
+async fn a_replay_restarts_the_retention() {
     let fixture = Fixture::new(QueueOptions::default()).await;
     let id = fixture.send("again").await;
     let message = fixture.take().await.remove(0);
@@ -185,7 +187,7 @@ async fn a_message_that_cannot_be_read_is_buried_and_does_not_block_the_rest() {
 }
 
 #[tokio::test]
-async fn many_burials_do_not_hide_what_is_due_behind_them() {
+async fn a_message_behind_many_undeliverable_ones_is_still_received() {
     let options = QueueOptions { receives_max: Some(1), ..QueueOptions::default() };
     let fixture = Fixture::new(options).await;
     let hopeless: Vec<_> = (0..250).map(|_| Outgoing::new("x")).collect();
@@ -199,12 +201,12 @@ async fn many_burials_do_not_hide_what_is_due_behind_them() {
 }
 
 #[tokio::test]
-async fn what_a_cancelled_receive_has_taken_is_due_at_once_as_if_never_taken() {
+async fn messages_taken_by_a_cancelled_receive_are_due_immediately_with_their_old_count() {
     let fixture = Fixture::new(QueueOptions::default()).await;
     fixture.send("dropped").await;
     let (started, wait_started) = tokio::sync::oneshot::channel();
     let (go_on, wait_go_on) = std::sync::mpsc::channel::<()>();
-    // The writer is busy, so that the take below is cancelled after it was handed over and before it ran.
+    // Keep the writer busy, so that the take below is cancelled after it was submitted and before it ran.
     let db = fixture.db.clone();
     let blocker = tokio::spawn(async move {
         db.write(move |_| {
@@ -219,7 +221,7 @@ async fn what_a_cancelled_receive_has_taken_is_due_at_once_as_if_never_taken() {
     assert!(tokio::time::timeout(Duration::from_millis(50), taking).await.is_err());
     go_on.send(()).unwrap();
     blocker.await.unwrap().unwrap();
-    // Long before the lease ends: this clock does not even move.
+    // The test's clock stands still, so the lease has not ended.
     let message = fixture.queue.receive(1, Duration::from_secs(30)).await.unwrap().remove(0);
     assert_eq!((message.body.as_slice(), message.receives), (b"dropped".as_slice(), 1));
 }

@@ -1,134 +1,135 @@
-//! What this process knows and SQS does not tell: the messages it holds, whole, because a burial is a copy and SQS
-//! hands out a message's content only with a delivery; the retries it has put off, which SQS counts as in flight; and
-//! how old the head of the queue is. All of it may be lost with the process: the queue itself is the truth.
+//! What this process remembers because SQS does not report it: the content of the messages it holds (a burial sends a
+//! copy, and SQS returns content only with a delivery), its delayed retries (SQS counts them as in flight), and the age of
+//! the queue's head. Losing it with the process is harmless: the queue is the source of truth.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::wire::{Content, whole_seconds};
+use super::wire::{MessageContent, whole_seconds};
+use crate::lock::lock;
 
-/// SQS hides a message for so long at most, counted from the delivery, however often it is changed.
+/// SQS's limit for hiding a message, counted from its delivery and not extended by changes.
 const HIDDEN_MAX: Duration = Duration::from_secs(12 * 3600);
-/// From so many leases on, ended ones are cleared out whenever their number has doubled.
-const CLEAR_FROM: usize = 64;
+/// From this number on, ended leases are removed each time the number of leases has doubled.
+const PRUNE_FROM: usize = 64;
 
-/// A message that was delivered to this process.
+/// A message that this process has received.
 #[derive(Clone)]
-pub(super) struct Lease {
-    pub(super) content: Arc<Content>,
+pub(super) struct SqsLease {
+    pub(super) content: Arc<MessageContent>,
     pub(super) receives: u32,
     pub(super) sent_at: SystemTime,
     pub(super) received_at: Instant,
     pub(super) ends_at: Instant,
-    /// Its dead letter is stored; only the deletion is missing.
+    /// The dead letter is stored; only the deletion is pending.
     pub(super) buried: bool,
 }
 
-/// The notes of one queue.
+/// The leases and observations of one queue.
 #[derive(Default)]
-pub(super) struct Leases {
-    notes: Mutex<Notes>,
+pub(super) struct SqsLeases {
+    state: Mutex<LeaseState>,
 }
 
 #[derive(Default)]
-struct Notes {
+struct LeaseState {
     /// By receipt handle.
-    held: HashMap<String, Lease>,
-    clear_at: usize,
-    /// When retries of this process come back.
+    held: HashMap<String, SqsLease>,
+    prune_at: usize,
+    /// When each delayed retry of this process becomes due.
     retries: BinaryHeap<Reverse<Instant>>,
-    head: Head,
+    head: QueueHead,
 }
 
-/// How old the head of the queue is, as far as deliveries show.
+/// The age of the queue's head, as far as deliveries show.
 #[derive(Default)]
-struct Head {
-    /// When the newest of the latest deliveries had been sent: what is left has been sent since, more or less.
+struct QueueHead {
+    /// When the newest message of the last receive was sent. The remaining messages were sent around that time or later.
     sent_at: Option<SystemTime>,
-    /// When nothing was due.
+    /// When a receive or a count last found no due message.
     empty_at: Option<SystemTime>,
 }
 
-impl Leases {
-    fn notes(&self) -> MutexGuard<'_, Notes> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+impl SqsLeases {
+    fn state(&self) -> MutexGuard<'_, LeaseState> {
+        lock(&self.state)
     }
 
-    pub(super) fn add(&self, handle: String, lease: Lease, now: Instant) {
-        let mut notes = self.notes();
-        if notes.held.len() >= notes.clear_at.max(CLEAR_FROM) {
-            notes.held.retain(|_, lease| lease.ends_at > now);
-            notes.clear_at = notes.held.len() * 2;
+    pub(super) fn add(&self, handle: String, lease: SqsLease, now: Instant) {
+        let mut state = self.state();
+        if state.held.len() >= state.prune_at.max(PRUNE_FROM) {
+            state.held.retain(|_, lease| lease.ends_at > now);
+            state.prune_at = state.held.len() * 2;
         }
-        notes.held.insert(handle, lease);
+        state.held.insert(handle, lease);
     }
 
-    /// What is known of a receipt; `None` if it was settled, or is another process's.
-    pub(super) fn get(&self, handle: &str) -> Option<Lease> {
-        self.notes().held.get(handle).cloned()
+    /// The lease of a receipt handle; `None` if it was settled or belongs to another process.
+    pub(super) fn get(&self, handle: &str) -> Option<SqsLease> {
+        self.state().held.get(handle).cloned()
     }
 
-    pub(super) fn change(&self, handle: &str, change: impl FnOnce(&mut Lease)) {
-        if let Some(lease) = self.notes().held.get_mut(handle) {
+    pub(super) fn change(&self, handle: &str, change: impl FnOnce(&mut SqsLease)) {
+        if let Some(lease) = self.state().held.get_mut(handle) {
             change(lease);
         }
     }
 
     pub(super) fn remove(&self, handle: &str) {
-        self.notes().held.remove(handle);
+        self.state().held.remove(handle);
     }
 
-    pub(super) fn put_off(&self, until: Instant, now: Instant) {
-        let mut notes = self.notes();
-        notes.forget_past(now);
-        notes.retries.push(Reverse(until));
+    pub(super) fn add_delayed_retry(&self, until: Instant, now: Instant) {
+        let mut state = self.state();
+        state.drop_past_retries(now);
+        state.retries.push(Reverse(until));
     }
 
-    /// How many retries of this process are still put off.
-    pub(super) fn put_off_count(&self, now: Instant) -> u64 {
-        let mut notes = self.notes();
-        notes.forget_past(now);
-        notes.retries.len() as u64
+    /// Retries of this process whose delay has not passed.
+    pub(super) fn delayed_retry_count(&self, now: Instant) -> u64 {
+        let mut state = self.state();
+        state.drop_past_retries(now);
+        state.retries.len() as u64
     }
 
-    /// Notes what a look at the queue has shown.
-    pub(super) fn saw(&self, newest_sent_at: Option<SystemTime>, now: SystemTime) {
-        let head = &mut self.notes().head;
+    /// Records the result of a receive or a count; `None`: nothing was due.
+    pub(super) fn observe(&self, newest_sent_at: Option<SystemTime>, now: SystemTime) {
+        let head = &mut self.state().head;
         match newest_sent_at {
             Some(sent_at) => head.sent_at = Some(sent_at),
             None => head.empty_at = Some(now),
         }
     }
 
-    /// An estimate of how long the oldest due message has waited; `None` before the first delivery to this process.
+    /// Estimated age of the oldest due message; `None` before the first delivery to this process.
     pub(super) fn oldest_age(&self, now: SystemTime) -> Option<Duration> {
-        let notes = self.notes();
-        let since = notes.head.empty_at.max(notes.head.sent_at);
-        notes.head.sent_at.and(since).map(|since| now.duration_since(since).unwrap_or_default())
+        let state = self.state();
+        let since = state.head.empty_at.max(state.head.sent_at);
+        state.head.sent_at.and(since).map(|since| now.duration_since(since).unwrap_or_default())
     }
 }
 
-impl Notes {
-    fn forget_past(&mut self, now: Instant) {
+impl LeaseState {
+    fn drop_past_retries(&mut self, now: Instant) {
         while self.retries.peek().is_some_and(|Reverse(until)| *until <= now) {
             self.retries.pop();
         }
     }
 }
 
-impl Lease {
+impl SqsLease {
     pub(super) fn is_lost(&self, now: Instant) -> bool {
         self.ends_at <= now
     }
 
-    /// How many whole seconds SQS can still hide this delivery.
-    pub(super) fn hideable_s(&self, now: Instant) -> i32 {
+    /// Whole seconds for which SQS can still hide this delivery.
+    pub(super) fn hide_max_s(&self, now: Instant) -> i32 {
         let left = HIDDEN_MAX.saturating_sub(now.saturating_duration_since(self.received_at));
-        // A second to spare: SQS's count began before ours.
+        // One second less, because SQS started counting before this process did.
         whole_seconds(left.saturating_sub(Duration::from_secs(1)))
     }
 }
@@ -140,52 +141,52 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn lease(now: Instant, ends_in: Duration) -> Lease {
-        let content = Content { id: MessageId("m".into()), body: Vec::new(), attributes: Default::default() };
+    fn lease(now: Instant, ends_in: Duration) -> SqsLease {
+        let content = MessageContent { id: MessageId("m".into()), body: Vec::new(), attributes: Default::default() };
         let (content, sent_at) = (Arc::new(content), SystemTime::now());
-        Lease { content, receives: 1, sent_at, received_at: now, ends_at: now + ends_in, buried: false }
+        SqsLease { content, receives: 1, sent_at, received_at: now, ends_at: now + ends_in, buried: false }
     }
 
     #[test]
-    fn ended_leases_do_not_pile_up() {
-        let (leases, start) = (Leases::default(), Instant::now());
+    fn ended_leases_are_removed() {
+        let (leases, start) = (SqsLeases::default(), Instant::now());
         for number in 0..10_000_u32 {
             let now = start + SECOND * number;
             leases.add(number.to_string(), lease(now, SECOND * 10), now);
-            assert!(leases.notes().held.len() <= CLEAR_FROM + 1);
+            assert!(leases.state().held.len() <= PRUNE_FROM + 1);
         }
         assert!(leases.get("9999").is_some() && leases.get("0").is_none());
     }
 
     #[test]
-    fn twelve_hours_are_the_end() {
+    fn a_message_is_hidden_for_at_most_twelve_hours() {
         let now = Instant::now();
         let held = lease(now, SECOND);
-        assert_eq!(held.hideable_s(now), 43_199);
-        assert_eq!(held.hideable_s(now + SECOND * 40_000), 3_199);
-        assert_eq!(held.hideable_s(now + SECOND * 50_000), 0);
+        assert_eq!(held.hide_max_s(now), 43_199);
+        assert_eq!(held.hide_max_s(now + SECOND * 40_000), 3_199);
+        assert_eq!(held.hide_max_s(now + SECOND * 50_000), 0);
         assert!(!held.is_lost(now) && held.is_lost(now + SECOND));
     }
 
     #[test]
-    fn retries_are_counted_until_they_come_back() {
-        let (leases, now) = (Leases::default(), Instant::now());
-        leases.put_off(now + SECOND * 5, now);
-        leases.put_off(now + SECOND * 2, now);
-        assert_eq!(leases.put_off_count(now), 2);
-        assert_eq!(leases.put_off_count(now + SECOND * 3), 1);
-        assert_eq!(leases.put_off_count(now + SECOND * 5), 0);
+    fn retries_are_counted_until_they_are_due() {
+        let (leases, now) = (SqsLeases::default(), Instant::now());
+        leases.add_delayed_retry(now + SECOND * 5, now);
+        leases.add_delayed_retry(now + SECOND * 2, now);
+        assert_eq!(leases.delayed_retry_count(now), 2);
+        assert_eq!(leases.delayed_retry_count(now + SECOND * 3), 1);
+        assert_eq!(leases.delayed_retry_count(now + SECOND * 5), 0);
     }
 
     #[test]
-    fn the_head_is_as_old_as_deliveries_show() {
-        let (leases, now) = (Leases::default(), SystemTime::now());
+    fn the_age_of_the_head_is_estimated_from_deliveries() {
+        let (leases, now) = (SqsLeases::default(), SystemTime::now());
         assert_eq!(leases.oldest_age(now), None);
-        leases.saw(None, now);
-        assert_eq!(leases.oldest_age(now), None, "nothing has been delivered here: anything may be waiting");
-        leases.saw(Some(now - SECOND * 30), now);
-        assert_eq!(leases.oldest_age(now), Some(Duration::ZERO), "it was empty a moment ago");
-        leases.saw(Some(now + SECOND * 60), now + SECOND * 70);
+        leases.observe(None, now);
+        assert_eq!(leases.oldest_age(now), None, "no delivery yet: the age is unknown");
+        leases.observe(Some(now - SECOND * 30), now);
+        assert_eq!(leases.oldest_age(now), Some(Duration::ZERO), "the queue was empty at `now`");
+        leases.observe(Some(now + SECOND * 60), now + SECOND * 70);
         assert_eq!(leases.oldest_age(now + SECOND * 100), Some(SECOND * 40));
     }
 }

@@ -1,4 +1,4 @@
-//! What a queue in SQS is opened with, what may be wrong with it, and the SDK's client made of it.
+//! The settings of a queue in SQS, the errors of opening it, and the SDK client built from the settings.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,50 +8,50 @@ use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Credentials, Region};
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 
-use super::calls::Fault;
+use super::client::RequestError;
 use super::wire;
 use crate::queue::QueueError;
 
-/// Where SQS is and which queues to use.
+/// The endpoint, the queues and the time limits.
 #[derive(Debug, Clone)]
 pub struct SqsOptions {
-    /// The endpoint and how to sign in.
+    /// The endpoint and its credentials.
     pub access: SqsAccess,
-    /// The region, `ap-northeast-2` for example.
+    /// The AWS region, for example `ap-northeast-2`.
     pub region: String,
-    /// The queue: its name or its URL.
+    /// Name or URL of the queue.
     pub queue: String,
-    /// The dead-letter queue: its name or its URL.
+    /// Name or URL of the dead-letter queue.
     pub dead_letter_queue: String,
-    /// Whether missing queues are created. Existing ones are only ever checked.
+    /// Whether missing queues are created. Existing queues are checked and never changed. Off by default.
     pub auto_create: bool,
-    /// How long a call may take, beyond the wait that a receive asks for. After it a send answers
-    /// [`QueueError::OutcomeUnknown`], whatever the server does.
+    /// Time limit of a call, in addition to the wait of a receive. After it a send answers
+    /// [`QueueError::OutcomeUnknown`]. 10 seconds by default.
     pub timeout: Duration,
-    /// How long one connection may take to come up.
+    /// Time limit for establishing a connection. 3 seconds by default.
     pub connect_timeout: Duration,
-    /// The longest delay asked of SQS in one step: 15 minutes, which is SQS's limit, or less.
+    /// The longest delay that SQS gets in one step. 15 minutes by default, which is SQS's limit.
     pub delay_step: Duration,
 }
 
-/// How to sign in, one of two ways. The keys never show in logs.
+/// The endpoint and its credentials. `Debug` does not show the keys.
 #[derive(Clone)]
 pub enum SqsAccess {
-    /// AWS itself, with the default credential chain: environment, profile, container or instance role.
+    /// AWS, with the default credential chain: environment, profile, container or instance role.
     Role,
-    /// Another endpoint, with keys of its own.
+    /// Another endpoint with static keys.
     Endpoint {
-        /// Its URL; plain http will do.
+        /// `http://` or `https://` URL of the endpoint.
         url: String,
-        /// The access key.
+        /// Access key id.
         access_key: String,
-        /// The secret key.
+        /// Secret access key.
         secret_key: String,
     },
 }
 
 impl SqsOptions {
-    /// These queues, with usual time limits, not created when missing.
+    /// Options for these queues, with default time limits and without `auto_create`.
     pub fn new(
         access: SqsAccess,
         region: impl Into<String>,
@@ -70,8 +70,8 @@ impl SqsOptions {
         }
     }
 
-    /// The SDK's client as the queue uses it, for what the queue itself does not do: our own HTTP underneath, no retries,
-    /// and of the SDK's time limits only the one for connecting.
+    /// The SDK client as the queue uses it, for calls that the queue does not offer: HTTP over rustls with ring, no
+    /// retries, and of the SDK's time limits only the one for connecting.
     pub async fn client(&self) -> aws_sdk_sqs::Client {
         let http = aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
         let http = http.build_https();
@@ -105,31 +105,31 @@ impl fmt::Debug for SqsAccess {
 /// Why a queue could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SqsOpenError {
-    /// What is configured is beyond what SQS does.
+    /// The settings are outside SQS's limits; one text for each.
     #[error("{}", .0.join("; "))]
     Options(Vec<String>),
-    /// There is no such queue, and it is not to be created.
+    /// The queue does not exist and `auto_create` is off.
     #[error("the SQS queue {queue} does not exist")]
     Missing {
-        /// As configured.
+        /// Name or URL of the queue, as configured.
         queue: String,
     },
-    /// The queue is there but works in another way than configured.
+    /// The queue exists with attributes that differ from the settings.
     #[error("the SQS queue {queue} is not as configured: {}", .differences.join("; "))]
     Differs {
-        /// Its name.
+        /// Name of the queue.
         queue: String,
-        /// Each difference, in words.
+        /// One text for each difference.
         differences: Vec<String>,
     },
-    /// SQS could not be asked.
-    #[error("cannot ask SQS about its queues")]
+    /// SQS could not be reached or refused the request.
+    #[error("cannot read the SQS queues")]
     Unavailable(#[source] QueueError),
 }
 
-impl From<Fault> for SqsOpenError {
-    fn from(fault: Fault) -> Self {
-        Self::Unavailable(fault.into())
+impl From<RequestError> for SqsOpenError {
+    fn from(error: RequestError) -> Self {
+        Self::Unavailable(error.into())
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_do_not_show() {
+    fn debug_output_does_not_contain_the_keys() {
         let access = SqsAccess::Endpoint {
             url: "http://127.0.0.1:1".into(),
             access_key: "AKIAEXAMPLE".into(),

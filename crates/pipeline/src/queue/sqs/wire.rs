@@ -1,31 +1,31 @@
-//! How a message looks inside SQS, both ways. Pure.
+//! Converts messages to and from SQS's format. Pure.
 //!
-//! SQS takes a non-empty text of XML characters and at most ten attributes with restricted names, and counts all of it
-//! against one limit. So a body that is not such text travels as a binary attribute, which SQS counts byte for byte;
-//! our free-form attributes travel as one JSON attribute; and the W3C trace context keeps its own names, for whoever
-//! else reads the queue. What others put into the queue without our attributes is read as well.
+//! SQS accepts a non-empty body of XML characters and at most ten attributes with restricted names, and counts all of it
+//! against one limit. So any other body travels as a binary attribute, which SQS counts byte for byte; the caller's
+//! attributes travel as one JSON attribute; and the W3C trace context keeps its own names for other readers of the queue.
+//! Messages that other programs sent without these attributes are read too.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_sdk_sqs::primitives::Blob;
-use aws_sdk_sqs::types::{Message as Received, MessageAttributeValue, MessageSystemAttributeName as System};
+use aws_sdk_sqs::types::{Message as SqsMessage, MessageAttributeValue, MessageSystemAttributeName as System};
 
 use crate::message::{Attributes, MessageId};
-use crate::queue::QueueError;
+use crate::queue::{NO_REASON, QueueError};
 
-/// What SQS takes in one message and in one batch: bodies and attributes together. It has been raised since, but not
-/// everywhere.
+/// SQS's limit for one message and for one batch, bodies and attributes together. SQS has raised it since, but compatible
+/// servers have not all followed.
 pub(super) const BYTES_MAX: usize = 256 * 1024;
-/// Names, types and values of our own attributes; no set of them comes near it.
+/// Upper bound for names, types and values of this backend's own attributes.
 const OWN_BYTES: usize = 512;
-/// A longer reason is cut.
+/// A longer reason is truncated.
 const REASON_BYTES_MAX: usize = 4096;
-/// The caller's attributes may have so much before they take from the body's room.
+/// Bytes of the caller's attributes that do not count against the body's limit.
 const ATTRIBUTE_BYTES_FREE: usize = 3584;
-/// The longest body. What is left over holds the attributes, so that the largest message can still be buried.
+/// The longest body. The rest is reserved for attributes, so that even the largest message can be buried with a reason.
 pub(super) const BODY_BYTES_MAX: usize = BYTES_MAX - OWN_BYTES - REASON_BYTES_MAX - ATTRIBUTE_BYTES_FREE;
-/// The longest `DelaySeconds` that SQS takes.
+/// The longest `DelaySeconds` that SQS accepts.
 pub(super) const DELAY_MAX: Duration = Duration::from_secs(900);
 
 const ID: &str = "pipeline.id";
@@ -36,15 +36,15 @@ const NOT_BEFORE: &str = "pipeline.not-before";
 const REASON: &str = "pipeline.reason";
 const BURIED_AT: &str = "pipeline.buried-at";
 const RECEIVES: &str = "pipeline.receives";
-const OURS: &str = "pipeline.";
-/// Kept under their own names.
+const OWN_PREFIX: &str = "pipeline.";
+/// Attributes that keep their own names.
 const TRACE: [&str; 2] = ["traceparent", "tracestate"];
-/// Stands where SQS wants a text.
+/// The text body of a message whose body is in the attribute.
 const BODY_ELSEWHERE: &str = "(see the attribute pipeline.body)";
 
-/// What stays the same wherever a message goes.
+/// The parts of a message that retries, burial and replay keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Content {
+pub(super) struct MessageContent {
     pub(super) id: MessageId,
     pub(super) body: Vec<u8>,
     pub(super) attributes: Attributes,
@@ -58,22 +58,22 @@ pub(super) struct Burial {
     pub(super) receives: u32,
 }
 
-/// One entry of a batch to send.
+/// One entry of a send request.
 #[derive(Debug, Clone)]
-pub(super) struct Parcel {
+pub(super) struct SendEntry {
     pub(super) body: String,
     pub(super) attributes: HashMap<String, MessageAttributeValue>,
     pub(super) delay_s: i32,
-    /// As SQS counts them.
+    /// Size of the body and attributes, as SQS counts it.
     pub(super) bytes: usize,
 }
 
-/// One delivery, from the queue or from the dead letters.
+/// One received message, from the queue or the dead-letter queue.
 #[derive(Debug)]
-pub(super) struct Delivery {
-    pub(super) content: Content,
+pub(super) struct SqsDelivery {
+    pub(super) content: MessageContent,
     pub(super) handle: String,
-    /// SQS's own id, which a copy does not share.
+    /// SQS's own id; every copy of a message has another one.
     pub(super) sqs_id: String,
     pub(super) receives: u32,
     pub(super) sent_at: SystemTime,
@@ -82,70 +82,70 @@ pub(super) struct Delivery {
     pub(super) burial: Option<Burial>,
 }
 
-/// Whether it fits into SQS. The caller's attributes beyond their free room count as body.
+/// Checks that a message fits into SQS. Attributes beyond [`ATTRIBUTE_BYTES_FREE`] count as body.
 pub(super) fn check_size(body: &[u8], attributes: &Attributes, configured_max: usize) -> Result<(), QueueError> {
     let text: usize = attributes_json(attributes).map_or(0, |json| json.len())
-        + readable(attributes).map(|(_, value)| value.len()).sum::<usize>();
+        + trace_context(attributes).map(|(_, value)| value.len()).sum::<usize>();
     let size = body.len() + text.saturating_sub(ATTRIBUTE_BYTES_FREE);
     let max = BODY_BYTES_MAX.min(configured_max);
     if size > max { Err(QueueError::TooLarge { size, max }) } else { Ok(()) }
 }
 
-/// A message for the queue, due after `delay`. SQS delays by at most `step`: beyond that the message says itself until
-/// when it is to be kept back, and whoever receives it earlier passes it on. `sent_at` is given for a copy.
+/// An entry for the queue, due after `delay`. SQS delays it by at most `step`; a longer delay is also written into the
+/// message, and a receiver that gets it earlier forwards it. `sent_at` is the original time of a copy.
 pub(super) fn live(
-    content: &Content,
+    content: &MessageContent,
     sent_at: Option<SystemTime>,
     delay: Duration,
     step: Duration,
     now: SystemTime,
-) -> Parcel {
-    let mut parcel = parcel(content);
+) -> SendEntry {
+    let mut entry = base_entry(content);
     if let Some(at) = sent_at {
-        parcel.number(SENT_AT, millis(at));
+        entry.number(SENT_AT, millis(at));
     }
     if delay > step {
-        parcel.number(NOT_BEFORE, millis(now + delay));
+        entry.number(NOT_BEFORE, millis(now + delay));
     }
-    parcel.delay_s = whole_seconds(delay.min(step));
-    parcel
+    entry.delay_s = whole_seconds(delay.min(step));
+    entry
 }
 
-/// A message for the dead-letter queue.
-pub(super) fn dead(content: &Content, sent_at: SystemTime, burial: &Burial) -> Parcel {
-    let mut parcel = parcel(content);
-    parcel.number(SENT_AT, millis(sent_at));
-    parcel.number(BURIED_AT, millis(burial.at));
-    parcel.number(RECEIVES, u64::from(burial.receives));
-    parcel.text(REASON, reason_text(&burial.reason));
-    parcel
+/// An entry for the dead-letter queue.
+pub(super) fn dead(content: &MessageContent, sent_at: SystemTime, burial: &Burial) -> SendEntry {
+    let mut entry = base_entry(content);
+    entry.number(SENT_AT, millis(sent_at));
+    entry.number(BURIED_AT, millis(burial.at));
+    entry.number(RECEIVES, u64::from(burial.receives));
+    entry.text(REASON, reason_text(&burial.reason));
+    entry
 }
 
-fn parcel(content: &Content) -> Parcel {
-    let mut parcel = Parcel { body: String::new(), attributes: HashMap::new(), delay_s: 0, bytes: 0 };
-    parcel.text(ID, content.id.0.clone());
+fn base_entry(content: &MessageContent) -> SendEntry {
+    let mut entry = SendEntry { body: String::new(), attributes: HashMap::new(), delay_s: 0, bytes: 0 };
+    entry.text(ID, content.id.0.clone());
     if let Some(json) = attributes_json(&content.attributes) {
-        parcel.text(ATTRIBUTES, json);
+        entry.text(ATTRIBUTES, json);
     }
-    for (name, value) in readable(&content.attributes) {
-        parcel.text(name, value.clone());
+    for (name, value) in trace_context(&content.attributes) {
+        entry.text(name, value.clone());
     }
     match std::str::from_utf8(&content.body) {
         Ok("") => {
-            parcel.text(BODY, "empty".into());
-            parcel.body = BODY_ELSEWHERE.into();
+            entry.text(BODY, "empty".into());
+            entry.body = BODY_ELSEWHERE.into();
         }
-        Ok(text) if is_sqs_text(text) => parcel.body = text.into(),
+        Ok(text) if is_sqs_text(text) => entry.body = text.into(),
         _ => {
-            parcel.binary(BODY, content.body.clone());
-            parcel.body = BODY_ELSEWHERE.into();
+            entry.binary(BODY, content.body.clone());
+            entry.body = BODY_ELSEWHERE.into();
         }
     }
-    parcel.bytes += parcel.body.len();
-    parcel
+    entry.bytes += entry.body.len();
+    entry
 }
 
-impl Parcel {
+impl SendEntry {
     fn text(&mut self, name: &str, value: String) {
         self.bytes += name.len() + "String".len() + value.len();
         let value = MessageAttributeValue::builder().data_type("String").string_value(value).build();
@@ -166,9 +166,9 @@ impl Parcel {
     }
 }
 
-/// Reads a delivery; a message of somebody else's gets SQS's id. Answers `None` without a receipt handle, since there
-/// would be nothing to settle it with.
-pub(super) fn read(message: Received, now: SystemTime) -> Option<Delivery> {
+/// Reads a received message. One that another program sent gets SQS's id. `None` without a receipt handle, because the
+/// message could not be settled.
+pub(super) fn read(message: SqsMessage, now: SystemTime) -> Option<SqsDelivery> {
     let handle = message.receipt_handle?;
     let sqs_id = message.message_id.unwrap_or_default();
     let system = message.attributes.unwrap_or_default();
@@ -190,15 +190,17 @@ pub(super) fn read(message: Received, now: SystemTime) -> Option<Delivery> {
     });
     let id = MessageId(text.remove(ID).unwrap_or_else(|| sqs_id.clone()));
     let json = text.remove(ATTRIBUTES);
-    let mut attributes: Attributes = text.into_iter().filter(|(name, _)| !name.starts_with(OURS)).collect();
+    let mut attributes: Attributes = text.into_iter().filter(|(name, _)| !name.starts_with(OWN_PREFIX)).collect();
     if let Some(json) = json {
         match serde_json::from_str::<Attributes>(&json) {
             Ok(ours) => attributes.extend(ours),
-            Err(error) => tracing::error!(messageId = %id, %error, "the attributes of a message cannot be read"),
+            Err(error) => {
+                tracing::error!(messageId = %id, %error, "cannot read the message's attributes; delivering it without them")
+            }
         }
     }
-    Some(Delivery {
-        content: Content { id, body, attributes },
+    Some(SqsDelivery {
+        content: MessageContent { id, body, attributes },
         handle,
         sqs_id,
         receives: receives.max(1),
@@ -209,13 +211,13 @@ pub(super) fn read(message: Received, now: SystemTime) -> Option<Delivery> {
     })
 }
 
-/// Rounded up: a delay or lease may end late, not early.
+/// Rounds up to whole seconds: a delay or lease may end late, not early.
 pub(super) fn whole_seconds(duration: Duration) -> i32 {
     let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
     i32::try_from(seconds).unwrap_or(i32::MAX)
 }
 
-/// What SQS stores as it is: the characters of XML 1.0.
+/// Whether SQS stores the text unchanged: it accepts the characters of XML 1.0.
 fn is_sqs_text(text: &str) -> bool {
     text.chars().all(is_sqs_char)
 }
@@ -224,16 +226,16 @@ fn is_sqs_char(c: char) -> bool {
     matches!(c, '\t' | '\n' | '\r' | '\u{20}'..='\u{fffd}' | '\u{10000}'..)
 }
 
-/// The trace context, where SQS takes it as it is.
-fn readable(attributes: &Attributes) -> impl Iterator<Item = (&'static str, &String)> {
+/// The trace context, if SQS stores it unchanged.
+fn trace_context(attributes: &Attributes) -> impl Iterator<Item = (&'static str, &String)> {
     TRACE.iter().filter_map(|name| {
         attributes.get(*name).filter(|value| !value.is_empty() && is_sqs_text(value)).map(|value| (*name, value))
     })
 }
 
-/// All other attributes. JSON escapes the control characters itself, but not the two last of the first plane.
+/// All other attributes as JSON. JSON escapes control characters, but not U+FFFE and U+FFFF, which SQS rejects.
 fn attributes_json(attributes: &Attributes) -> Option<String> {
-    let apart: Vec<&str> = readable(attributes).map(|(name, _)| name).collect();
+    let apart: Vec<&str> = trace_context(attributes).map(|(name, _)| name).collect();
     let rest: serde_json::Map<String, serde_json::Value> = attributes
         .iter()
         .filter(|(name, _)| !apart.contains(&name.as_str()))
@@ -246,10 +248,10 @@ fn attributes_json(attributes: &Attributes) -> Option<String> {
     Some(json.replace('\u{fffe}', "\\ufffe").replace('\u{ffff}', "\\uffff"))
 }
 
-/// A reason as SQS takes it: never empty, never too long, no forbidden characters.
+/// Makes a reason acceptable to SQS: not empty, not too long, no forbidden characters.
 fn reason_text(reason: &str) -> String {
     if reason.is_empty() {
-        return "no reason given".into();
+        return NO_REASON.into();
     }
     let mut text: String = reason.chars().map(|c| if is_sqs_char(c) { c } else { '\u{fffd}' }).collect();
     if text.len() > REASON_BYTES_MAX {
@@ -281,25 +283,25 @@ mod tests {
         time_from(NOW_MS)
     }
 
-    fn content(body: &[u8], attributes: &[(&str, &str)]) -> Content {
+    fn content(body: &[u8], attributes: &[(&str, &str)]) -> MessageContent {
         let attributes = attributes.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        Content { id: MessageId("id-1".into()), body: body.into(), attributes }
+        MessageContent { id: MessageId("id-1".into()), body: body.into(), attributes }
     }
 
-    /// As SQS would hand it out.
-    fn delivered(parcel: Parcel) -> Delivery {
-        assert!(!parcel.body.is_empty() && is_sqs_text(&parcel.body), "SQS would refuse {:?}", parcel.body);
-        assert!(parcel.attributes.len() <= 10);
-        for (name, value) in &parcel.attributes {
+    /// Receives an entry as SQS would return it.
+    fn delivered(entry: SendEntry) -> SqsDelivery {
+        assert!(!entry.body.is_empty() && is_sqs_text(&entry.body), "SQS would refuse {:?}", entry.body);
+        assert!(entry.attributes.len() <= 10);
+        for (name, value) in &entry.attributes {
             assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)));
             assert!(value.string_value().is_none_or(|text| !text.is_empty() && is_sqs_text(text)), "{name}");
             assert!(value.binary_value().is_none_or(|bytes| !bytes.as_ref().is_empty()), "{name}");
         }
-        let message = Received::builder()
+        let message = SqsMessage::builder()
             .message_id("sqs-1")
             .receipt_handle("handle")
-            .body(parcel.body)
-            .set_message_attributes(Some(parcel.attributes))
+            .body(entry.body)
+            .set_message_attributes(Some(entry.attributes))
             .attributes(System::ApproximateReceiveCount, "2")
             .attributes(System::SentTimestamp, (NOW_MS - 5000).to_string())
             .build();
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn every_body_comes_back() {
+    fn every_body_is_read_back_unchanged() {
         let bodies: [&[u8]; 7] =
             [b"text", "grüß <&>\r\n\t😀".as_bytes(), b"", b"\0", b"\xff\xfe", "\u{ffff}".as_bytes(), b"\x1b[0m"];
         for body in bodies {
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn every_attribute_comes_back() {
+    fn every_attribute_is_read_back_unchanged() {
         let traced =
             [("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"), ("tracestate", "a=1")];
         let odd = [("", "empty name"), ("AWS.x", "\u{ffff}\0\""), ("späte reason", ""), ("pipeline.id", "mine")];
@@ -324,12 +326,12 @@ mod tests {
             let sent = content(b"x", set);
             assert_eq!(delivered(live(&sent, None, Duration::ZERO, DELAY_MAX, now())).content, sent);
         }
-        let parcel = live(&content(b"x", &traced), None, Duration::ZERO, DELAY_MAX, now());
-        assert_eq!(parcel.attributes["traceparent"].string_value(), Some(traced[0].1), "it must stay readable");
+        let entry = live(&content(b"x", &traced), None, Duration::ZERO, DELAY_MAX, now());
+        assert_eq!(entry.attributes["traceparent"].string_value(), Some(traced[0].1), "other readers must find it");
     }
 
     #[test]
-    fn a_delivery_counts_and_dates_itself() {
+    fn a_delivery_has_a_receive_count_and_the_original_time() {
         let first = delivered(live(&content(b"x", &[]), None, Duration::ZERO, DELAY_MAX, now()));
         assert_eq!((first.receives, first.sent_at), (2, time_from(NOW_MS - 5000)));
         let copy = delivered(live(&content(b"x", &[]), Some(time_from(7)), Duration::ZERO, DELAY_MAX, now()));
@@ -338,9 +340,9 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_message_is_read() {
+    fn a_message_of_another_program_is_read() {
         let value = MessageAttributeValue::builder().data_type("String").string_value("v").build().unwrap();
-        let message = Received::builder()
+        let message = SqsMessage::builder()
             .message_id("sqs-1")
             .receipt_handle("handle")
             .body("{}")
@@ -352,20 +354,20 @@ mod tests {
     }
 
     #[test]
-    fn a_long_delay_goes_in_steps() {
+    fn a_long_delay_takes_several_steps() {
         let delayed = |delay| live(&content(b"x", &[]), None, delay, DELAY_MAX, now());
         for (delay_ms, delay_s) in [(0, 0), (1, 1), (1000, 1), (1001, 2), (900_000, 900)] {
-            let parcel = delayed(Duration::from_millis(delay_ms));
-            assert_eq!(parcel.delay_s, delay_s);
-            assert_eq!(delivered(parcel).not_before, None);
+            let entry = delayed(Duration::from_millis(delay_ms));
+            assert_eq!(entry.delay_s, delay_s);
+            assert_eq!(delivered(entry).not_before, None);
         }
-        let parcel = delayed(Duration::from_millis(900_001));
-        assert_eq!(parcel.delay_s, 900);
-        assert_eq!(delivered(parcel).not_before, Some(time_from(NOW_MS + 900_001)));
+        let entry = delayed(Duration::from_millis(900_001));
+        assert_eq!(entry.delay_s, 900);
+        assert_eq!(delivered(entry).not_before, Some(time_from(NOW_MS + 900_001)));
     }
 
     #[test]
-    fn a_burial_comes_back() {
+    fn a_burial_is_read_back_unchanged() {
         let burial = Burial { reason: "malformed: \"ü\"".into(), at: now(), receives: 3 };
         let got = delivered(dead(&content(b"x", &[("k", "v")]), time_from(5), &burial));
         assert_eq!((got.burial, got.sent_at), (Some(burial), time_from(5)));
@@ -373,8 +375,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_made_to_fit() {
-        assert_eq!(reason_text(""), "no reason given");
+    fn a_reason_is_cleaned_and_truncated() {
+        assert_eq!(reason_text(""), NO_REASON);
         assert_eq!(reason_text("a\0b"), "a\u{fffd}b");
         let long = reason_text(&"ü".repeat(REASON_BYTES_MAX));
         assert!(long.len() <= REASON_BYTES_MAX && long.ends_with("ü…"));
@@ -388,13 +390,13 @@ mod tests {
         for byte in [b'y', 0] {
             let largest = content(&vec![byte; BODY_BYTES_MAX], &attributes);
             check_size(&largest.body, &largest.attributes, usize::MAX).unwrap();
-            let parcel = dead(&largest, now(), &burial);
-            assert!(parcel.bytes <= BYTES_MAX, "{} bytes", parcel.bytes);
+            let entry = dead(&largest, now(), &burial);
+            assert!(entry.bytes <= BYTES_MAX, "{} bytes", entry.bytes);
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_its_size() {
+    fn a_message_that_does_not_fit_is_rejected_with_its_size() {
         let refused = |body: usize, attribute: usize, max| {
             let sent = content(&vec![b'x'; body], &[("k", "v".repeat(attribute).as_str())]);
             match check_size(&sent.body, &sent.attributes, max) {

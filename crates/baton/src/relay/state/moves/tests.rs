@@ -7,19 +7,9 @@ use alloy_primitives::U256;
 use serde_json::json;
 
 use super::*;
-use crate::relay::state::report::{Mode, Report, ReportedStatus, Source, Verdict};
+use crate::config::RelayMode;
+use crate::relay::state::report::{Report, ReportedStatus, Source, Verdict};
 
-const CLOCKS: Timings = Timings {
-    pending_check: Duration::from_secs(600),
-    claim_check: Duration::from_secs(10),
-    submit_timeout: Duration::from_secs(30),
-    send_window: Duration::from_secs(5),
-    relayer_timeout: Duration::from_secs(30),
-    unknown_check: Duration::from_secs(1),
-    absence_confirm: Duration::from_secs(5),
-    submitted_check: Duration::from_secs(30),
-    submitted_check_max: Duration::from_secs(300),
-};
 const TO: &str = "0x5fbdb2315678afecb367f032d93f642f64180aa3";
 
 fn token(number: u128) -> Uuid {
@@ -37,7 +27,7 @@ fn relayer(name: &str) -> RelayerUrl {
 fn accepted(retry_on_failure: bool) -> Transaction {
     let body = json!({ "to": TO, "value": "7", "retryOnFailure": retry_on_failure });
     let request = DirectRequest::parse(&body).unwrap();
-    Transaction::accepted(TransactionId(token(1)), &request, "test".into(), Timestamp(0), &CLOCKS)
+    Transaction::accepted(TransactionId(token(1)), &request, "test".into(), Timestamp(0), &Timings::DEFAULT)
 }
 
 fn report(status: ReportedStatus, signed: bool, reason: &str, hash: &str) -> Report {
@@ -90,55 +80,66 @@ fn moves() -> Vec<Move> {
         moves.push((name, who, decide));
     };
     add("not queued".to_owned(), Box::new(|row, now| row.not_queued(now).ok()));
-    add("put off".to_owned(), Box::new(|row, now| row.defer("not its turn", now, &CLOCKS).ok()));
+    add("put off".to_owned(), Box::new(|row, now| row.defer("not its turn", now, &Timings::DEFAULT).ok()));
     for may_pass in [true, false] {
         add(
             format!("fail unsent, may pass: {may_pass}"),
-            Box::new(move |row, now| row.fail_unsent("reverts", may_pass, now, &CLOCKS).ok()),
+            Box::new(move |row, now| row.fail_unsent("reverts", may_pass, now, &Timings::DEFAULT).ok()),
         );
     }
-    add("promise".to_owned(), Box::new(|row, now| row.make_irrevocable(now, &CLOCKS).ok()));
+    add("promise".to_owned(), Box::new(|row, now| row.make_irrevocable(now, &Timings::DEFAULT).ok()));
     for (number, holder) in [(10, "a"), (11, "b")] {
         let key = token(number);
         add(
             format!("claim {holder}"),
-            Box::new(move |row, now| row.claim(&consumer(holder), key, &relayer("r1"), "test", now, &CLOCKS).ok()),
+            Box::new(move |row, now| {
+                row.claim(&consumer(holder), key, &relayer("r1"), "test", now, &Timings::DEFAULT).ok()
+            }),
         );
-        add(format!("release {holder}"), Box::new(move |row, now| row.release(key, "paused", now, &CLOCKS).ok()));
+        add(
+            format!("release {holder}"),
+            Box::new(move |row, now| row.release(key, "paused", now, &Timings::DEFAULT).ok()),
+        );
         add(
             format!("bind {holder}"),
-            Box::new(move |row, now| row.bind(key, &RelayerTxId("oz-1".into()), None, "test", now, &CLOCKS).ok()),
+            Box::new(move |row, now| {
+                row.bind(key, &RelayerTxId("oz-1".into()), None, "test", now, &Timings::DEFAULT).ok()
+            }),
         );
         add(
             format!("doubt {holder}"),
-            Box::new(move |row, now| row.mark_unknown(key, "500", UnknownCause::Answered, now, &CLOCKS).ok()),
+            Box::new(move |row, now| row.mark_unknown(key, "500", UnknownCause::Answered, now, &Timings::DEFAULT).ok()),
         );
         add(
             format!("doubt unanswered {holder}"),
-            Box::new(move |row, now| row.mark_unknown(key, "timeout", UnknownCause::Silent, now, &CLOCKS).ok()),
+            Box::new(move |row, now| {
+                row.mark_unknown(key, "timeout", UnknownCause::Silent, now, &Timings::DEFAULT).ok()
+            }),
         );
         add(
             format!("doubt exchanged {holder}"),
-            Box::new(move |row, now| row.mark_unknown(key, "taken", UnknownCause::Exchanged, now, &CLOCKS).ok()),
+            Box::new(move |row, now| {
+                row.mark_unknown(key, "taken", UnknownCause::Exchanged, now, &Timings::DEFAULT).ok()
+            }),
         );
         add(
             format!("attempt failed {holder}"),
-            Box::new(move |row, now| row.attempt_failed(key, "409", 3, now, &CLOCKS).ok()),
+            Box::new(move |row, now| row.attempt_failed(key, "409", 3, now, &Timings::DEFAULT).ok()),
         );
-        add(format!("refuse {holder}"), Box::new(move |row, now| row.refuse(key, "400", now, &CLOCKS).ok()));
-        add(format!("absent {holder}"), Box::new(move |row, now| row.absent(key, now, now, &CLOCKS).ok()));
+        add(format!("refuse {holder}"), Box::new(move |row, now| row.refuse(key, "400", now, &Timings::DEFAULT).ok()));
+        add(format!("absent {holder}"), Box::new(move |row, now| row.absent(key, now, now, &Timings::DEFAULT).ok()));
         for gone in [true, false] {
             add(
                 format!("take over {holder} {gone}"),
-                Box::new(move |row, now| row.take_over(&consumer(holder), key, gone, now, &CLOCKS).ok()),
+                Box::new(move |row, now| row.take_over(&consumer(holder), key, gone, now, &Timings::DEFAULT).ok()),
             );
         }
     }
     add("look again".into(), Box::new(|row, now| row.check_later(now + Duration::from_secs(9), now).ok()));
     add("forgotten".into(), Box::new(|row, now| row.forgotten(now + Duration::from_secs(9), now).ok()));
     add("abandon".into(), Box::new(|row, now| row.abandon("unreadable", now).ok()));
-    add("replay".into(), Box::new(|row, now| row.replay(now, &CLOCKS).ok()));
-    add("resolve resend".into(), Box::new(|row, now| row.resolve_resend(now, &CLOCKS).ok()));
+    add("replay".into(), Box::new(|row, now| row.replay(now, &Timings::DEFAULT).ok()));
+    add("resolve resend".into(), Box::new(|row, now| row.resolve_resend(now, &Timings::DEFAULT).ok()));
     add("in block".into(), Box::new(|row, _| row.in_block("0x01", 12).ok()));
     add("resolve fail".into(), Box::new(|row, now| row.resolve_fail(now).ok()));
     let reports = [
@@ -155,15 +156,15 @@ fn moves() -> Vec<Move> {
         report(ReportedStatus::Unknown, false, "", ""),
     ];
     let ways = [
-        (Mode::FireAndForget, Source::Webhook),
-        (Mode::FireAndForget, Source::Asked),
-        (Mode::Confirm, Source::Webhook),
-        (Mode::Confirm, Source::Asked),
+        (RelayMode::FireAndForget, Source::Webhook),
+        (RelayMode::FireAndForget, Source::Asked),
+        (RelayMode::Confirm, Source::Webhook),
+        (RelayMode::Confirm, Source::Asked),
     ];
     for (mode, source) in ways {
         for said in reports.clone() {
             let name = format!("report {:?} {:?} {mode:?} {source:?}", said.status, said.reason);
-            add(name, Box::new(move |row, now| verdict(row.report(&said, source, mode, now, &CLOCKS))));
+            add(name, Box::new(move |row, now| verdict(row.report(&said, source, mode, now, &Timings::DEFAULT))));
         }
     }
     moves
@@ -233,7 +234,7 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
     assert!(after.status != Status::Failed || after.error_message.is_some(), "failure has a reason: {edge}");
     assert_eq!((&after.request, &after.call), (&before.request, &before.call), "the request never changes: {edge}");
     if after.status.is_final() {
-        assert!(after.claim.is_none(), "nobody holds what is final: {edge}");
+        assert!(after.claim.is_none(), "a final row has no claim: {edge}");
     }
     match who {
         Who::OperatorReplay => {
@@ -278,34 +279,44 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
 }
 
 fn claimed(now: Timestamp) -> Transaction {
-    accepted(false).claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &CLOCKS).unwrap().transaction
+    accepted(false)
+        .claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &Timings::DEFAULT)
+        .unwrap()
+        .transaction
 }
 
 #[test]
 fn a_second_claim_is_refused() {
     let row = claimed(Timestamp(0));
-    let second = row.claim(&consumer("b"), token(11), &relayer("r2"), "test", Timestamp(1), &CLOCKS);
+    let second = row.claim(&consumer("b"), token(11), &relayer("r2"), "test", Timestamp(1), &Timings::DEFAULT);
     assert_eq!(second.unwrap_err(), Refused::Claimed);
 }
 
 #[test]
 fn a_live_claim_cannot_be_taken_over_and_a_late_finish_is_refused() {
     let row = claimed(Timestamp(0));
-    let early = row.take_over(&consumer("b"), token(11), false, Timestamp(34_999), &CLOCKS);
+    let early = row.take_over(&consumer("b"), token(11), false, Timestamp(34_999), &Timings::DEFAULT);
     assert_eq!(early.unwrap_err(), Refused::NotOurClaim);
-    let taken = row.take_over(&consumer("b"), token(11), false, Timestamp(35_000), &CLOCKS).unwrap().transaction;
-    let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(36_000), &CLOCKS);
+    let taken =
+        row.take_over(&consumer("b"), token(11), false, Timestamp(35_000), &Timings::DEFAULT).unwrap().transaction;
+    let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(36_000), &Timings::DEFAULT);
     assert_eq!(late.unwrap_err(), Refused::NotOurClaim);
-    assert!(row.take_over(&consumer("b"), token(11), true, Timestamp(1), &CLOCKS).is_ok(), "its owner is gone");
+    assert!(
+        row.take_over(&consumer("b"), token(11), true, Timestamp(1), &Timings::DEFAULT).is_ok(),
+        "its owner is gone"
+    );
 }
 
 #[test]
 fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
     let row = claimed(Timestamp(0));
-    let unresolved =
-        row.mark_unknown(token(10), "timeout", UnknownCause::Silent, Timestamp(10_000), &CLOCKS).unwrap().transaction;
-    let look =
-        |row: &Transaction, at| row.absent(token(10), Timestamp(at), Timestamp(at), &CLOCKS).unwrap().transaction;
+    let unresolved = row
+        .mark_unknown(token(10), "timeout", UnknownCause::Silent, Timestamp(10_000), &Timings::DEFAULT)
+        .unwrap()
+        .transaction;
+    let look = |row: &Transaction, at| {
+        row.absent(token(10), Timestamp(at), Timestamp(at), &Timings::DEFAULT).unwrap().transaction
+    };
     assert_eq!(look(&unresolved, 34_999).claim.unwrap().unknown.unwrap().absent_since, None);
     let first = look(&unresolved, 35_000);
     assert!(look(&first, 64_999).claim.is_some(), "a relayer that stood still may only now have read it");
@@ -316,10 +327,12 @@ fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
 #[test]
 fn what_counts_is_when_the_list_was_asked_for() {
     let row = claimed(Timestamp(0));
-    let unresolved =
-        row.mark_unknown(token(10), "timeout", UnknownCause::Silent, Timestamp(10_000), &CLOCKS).unwrap().transaction;
+    let unresolved = row
+        .mark_unknown(token(10), "timeout", UnknownCause::Silent, Timestamp(10_000), &Timings::DEFAULT)
+        .unwrap()
+        .transaction;
     let look = |row: &Transaction, asked, now| {
-        row.absent(token(10), Timestamp(asked), Timestamp(now), &CLOCKS).unwrap().transaction
+        row.absent(token(10), Timestamp(asked), Timestamp(now), &Timings::DEFAULT).unwrap().transaction
     };
     let early = look(&unresolved, 34_999, 99_000);
     assert_eq!(early.claim.unwrap().unknown.unwrap().absent_since, None);
@@ -331,10 +344,12 @@ fn what_counts_is_when_the_list_was_asked_for() {
 #[test]
 fn an_answered_request_has_ended_at_once() {
     let row = claimed(Timestamp(0));
-    let unresolved =
-        row.mark_unknown(token(10), "500", UnknownCause::Answered, Timestamp(100), &CLOCKS).unwrap().transaction;
-    let first = unresolved.absent(token(10), Timestamp(1100), Timestamp(1100), &CLOCKS).unwrap().transaction;
-    let proven = first.absent(token(10), Timestamp(6100), Timestamp(6100), &CLOCKS).unwrap().transaction;
+    let unresolved = row
+        .mark_unknown(token(10), "500", UnknownCause::Answered, Timestamp(100), &Timings::DEFAULT)
+        .unwrap()
+        .transaction;
+    let first = unresolved.absent(token(10), Timestamp(1100), Timestamp(1100), &Timings::DEFAULT).unwrap().transaction;
+    let proven = first.absent(token(10), Timestamp(6100), Timestamp(6100), &Timings::DEFAULT).unwrap().transaction;
     assert_eq!(proven.claim, None);
 }
 
@@ -343,11 +358,11 @@ fn three_failed_attempts_are_the_end() {
     let mut row = accepted(false);
     for attempt in 1..=3 {
         let now = Timestamp(attempt);
-        row = row.claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &CLOCKS).unwrap().transaction;
-        row = row.attempt_failed(token(10), "409", 3, now, &CLOCKS).unwrap().transaction;
+        row = row.claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &Timings::DEFAULT).unwrap().transaction;
+        row = row.attempt_failed(token(10), "409", 3, now, &Timings::DEFAULT).unwrap().transaction;
     }
     assert_eq!((row.status, row.attempts, row.failed_by), (Status::Failed, 3, Some(FailedBy::Consumer)));
-    let again = row.replay(Timestamp(9), &CLOCKS).unwrap().transaction;
+    let again = row.replay(Timestamp(9), &Timings::DEFAULT).unwrap().transaction;
     assert_eq!((again.status, again.attempts, again.replays), (Status::Pending, 0, 1));
 }
 
@@ -356,8 +371,11 @@ fn retry_on_failure_starts_over_exactly_once() {
     let mut row = accepted(true);
     let mut failures = 0;
     while row.status != Status::Failed {
-        row = row.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(1), &CLOCKS).unwrap().transaction;
-        row = row.refuse(token(10), "400", Timestamp(1), &CLOCKS).unwrap().transaction;
+        row = row
+            .claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(1), &Timings::DEFAULT)
+            .unwrap()
+            .transaction;
+        row = row.refuse(token(10), "400", Timestamp(1), &Timings::DEFAULT).unwrap().transaction;
         failures += 1;
     }
     assert_eq!(failures, 2);
@@ -365,26 +383,27 @@ fn retry_on_failure_starts_over_exactly_once() {
 
 #[test]
 fn releasing_uses_no_attempt() {
-    let row = claimed(Timestamp(0)).release(token(10), "paused", Timestamp(1), &CLOCKS).unwrap().transaction;
+    let row = claimed(Timestamp(0)).release(token(10), "paused", Timestamp(1), &Timings::DEFAULT).unwrap().transaction;
     assert_eq!((row.status, row.attempts, row.claim), (Status::Pending, 0, None));
 }
 
 #[test]
 fn an_operator_resolves_only_what_is_in_doubt() {
-    assert!(accepted(false).resolve_resend(Timestamp(1), &CLOCKS).is_err());
-    assert!(claimed(Timestamp(0)).resolve_resend(Timestamp(1), &CLOCKS).is_err());
+    assert!(accepted(false).resolve_resend(Timestamp(1), &Timings::DEFAULT).is_err());
+    assert!(claimed(Timestamp(0)).resolve_resend(Timestamp(1), &Timings::DEFAULT).is_err());
     assert!(claimed(Timestamp(0)).resolve_fail(Timestamp(1)).is_err());
     assert!(accepted(false).resolve_fail(Timestamp(1)).is_ok());
     let unresolved = claimed(Timestamp(0))
-        .mark_unknown(token(10), "500", UnknownCause::Answered, Timestamp(1), &CLOCKS)
+        .mark_unknown(token(10), "500", UnknownCause::Answered, Timestamp(1), &Timings::DEFAULT)
         .unwrap()
         .transaction;
     assert!(unresolved.outcome_unknown());
-    let silent =
-        claimed(Timestamp(0)).mark_unknown(token(10), "cut", UnknownCause::Silent, Timestamp(1), &CLOCKS).unwrap();
-    assert!(silent.transaction.resolve_resend(Timestamp(34_999), &CLOCKS).is_err(), "it may still land");
-    assert!(silent.transaction.resolve_resend(Timestamp(35_000), &CLOCKS).is_ok());
-    assert_eq!(unresolved.resolve_resend(Timestamp(2), &CLOCKS).unwrap().transaction.claim, None);
+    let silent = claimed(Timestamp(0))
+        .mark_unknown(token(10), "cut", UnknownCause::Silent, Timestamp(1), &Timings::DEFAULT)
+        .unwrap();
+    assert!(silent.transaction.resolve_resend(Timestamp(34_999), &Timings::DEFAULT).is_err(), "it may still land");
+    assert!(silent.transaction.resolve_resend(Timestamp(35_000), &Timings::DEFAULT).is_ok());
+    assert_eq!(unresolved.resolve_resend(Timestamp(2), &Timings::DEFAULT).unwrap().transaction.claim, None);
     assert_eq!(unresolved.resolve_fail(Timestamp(2)).unwrap().transaction.status, Status::Failed);
 }
 
@@ -393,25 +412,36 @@ fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
     let taken_back = accepted(false).not_queued(Timestamp(5)).unwrap().transaction;
     assert_eq!((taken_back.status, taken_back.failed_by), (Status::Failed, Some(FailedBy::Intake)));
     assert_eq!(taken_back.next_step(), NextStep::Nothing, "a message that arrives after all is dropped");
-    assert!(taken_back.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(6), &CLOCKS).is_err());
-    assert!(taken_back.replay(Timestamp(6), &CLOCKS).is_err(), "the client was told that it will never happen");
+    assert!(
+        taken_back.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(6), &Timings::DEFAULT).is_err()
+    );
+    assert!(
+        taken_back.replay(Timestamp(6), &Timings::DEFAULT).is_err(),
+        "the client was told that it will never happen"
+    );
     let claimed = claimed(Timestamp(0));
-    let released = claimed.release(token(10), "paused", Timestamp(1), &CLOCKS).unwrap().transaction;
-    let promised = accepted(false).make_irrevocable(Timestamp(1), &CLOCKS).unwrap().transaction;
+    let released = claimed.release(token(10), "paused", Timestamp(1), &Timings::DEFAULT).unwrap().transaction;
+    let promised = accepted(false).make_irrevocable(Timestamp(1), &Timings::DEFAULT).unwrap().transaction;
     for under_way in [claimed, released, promised] {
         assert!(under_way.not_queued(Timestamp(5)).is_err());
     }
-    assert!(taken_back.make_irrevocable(Timestamp(6), &CLOCKS).is_err(), "nobody can be promised it any more");
+    assert!(
+        taken_back.make_irrevocable(Timestamp(6), &Timings::DEFAULT).is_err(),
+        "a withdrawn row cannot become irrevocable"
+    );
 }
 
 #[test]
 fn only_what_has_ended_on_the_chain_has_a_block_to_be_asked_for() {
     let word = |row: &Transaction, status, signed, reason| {
         let said = report(status, signed, reason, "0x01");
-        verdict(row.report(&said, Source::Webhook, Mode::FireAndForget, Timestamp(2), &CLOCKS)).unwrap().transaction
+        verdict(row.report(&said, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT))
+            .unwrap()
+            .transaction
     };
-    let bind =
-        |row: &Transaction| row.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(1), &CLOCKS);
+    let bind = |row: &Transaction| {
+        row.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(1), &Timings::DEFAULT)
+    };
     let bound = bind(&claimed(Timestamp(0))).unwrap().transaction;
     let mined = word(&bound, ReportedStatus::Open(Progress::Mined), true, "");
     assert!(mined.hash.is_some() && !mined.lacks_block(), "it is not final");
@@ -428,17 +458,23 @@ fn only_what_has_ended_on_the_chain_has_a_block_to_be_asked_for() {
 #[test]
 fn what_may_have_been_sent_does_not_fail_for_being_too_late() {
     let row = accepted(true);
-    let claimed =
-        row.claim(&consumer("a"), token(1), &relayer("r1"), "test", Timestamp(1), &CLOCKS).unwrap().transaction;
-    let late = |row: &Transaction, may_pass| row.fail_unsent("late", may_pass, Timestamp(2), &CLOCKS);
+    let claimed = row
+        .claim(&consumer("a"), token(1), &relayer("r1"), "test", Timestamp(1), &Timings::DEFAULT)
+        .unwrap()
+        .transaction;
+    let late = |row: &Transaction, may_pass| row.fail_unsent("late", may_pass, Timestamp(2), &Timings::DEFAULT);
     assert_eq!(late(&claimed, false).unwrap_err(), Refused::Claimed);
-    let unresolved =
-        claimed.mark_unknown(token(1), "500", UnknownCause::Answered, Timestamp(2), &CLOCKS).unwrap().transaction;
+    let unresolved = claimed
+        .mark_unknown(token(1), "500", UnknownCause::Answered, Timestamp(2), &Timings::DEFAULT)
+        .unwrap()
+        .transaction;
     assert_eq!(late(&unresolved, false).unwrap_err(), Refused::Claimed);
-    let bound =
-        claimed.bind(token(1), &RelayerTxId("x".into()), None, "test", Timestamp(2), &CLOCKS).unwrap().transaction;
+    let bound = claimed
+        .bind(token(1), &RelayerTxId("x".into()), None, "test", Timestamp(2), &Timings::DEFAULT)
+        .unwrap()
+        .transaction;
     assert_eq!(late(&bound, false).unwrap_err(), Refused::Bound);
-    let released = claimed.release(token(1), "paused", Timestamp(2), &CLOCKS).unwrap().transaction;
+    let released = claimed.release(token(1), "paused", Timestamp(2), &Timings::DEFAULT).unwrap().transaction;
     let failed = late(&released, false).unwrap().transaction;
     assert_eq!((failed.status, failed.failed_by), (Status::Failed, Some(FailedBy::Consumer)));
     // What may pass is started over once, if the client asked for that.

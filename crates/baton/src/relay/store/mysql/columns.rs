@@ -46,7 +46,7 @@ pub(super) fn update_many(rows: usize) -> String {
 /// How many of [`columns`] no move changes; they come first.
 const UNCHANGING: usize = 6;
 
-/// An insert of so many rows; takes [`bind_row`] of each.
+/// An insert of `rows` rows; takes [`bind_row`] of each.
 pub(super) fn insert(rows: usize) -> String {
     const ROW: &str =
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";

@@ -29,7 +29,7 @@ const SETUP: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTIT
 /// Brings the schema up to date; returns how many steps were taken. One that was cut off is repeated.
 pub(super) async fn migrate(options: &MySqlOptions) -> Result<usize, StoreError> {
     let parsed = options.parsed()?;
-    let mut connection =
+    let mut connection: MySqlConnection =
         timeout(options.timeout, connect(&parsed, SETUP)).await.map_err(unavailable)?.map_err(unavailable)?;
     // Dropped, the connection closes, and that gives the lock up.
     timeout(TIMEOUT, locked(&mut connection)).await.map_err(unavailable)?
@@ -66,7 +66,7 @@ async fn run(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
         sqlx::raw_sql(*sql).execute(&mut *connection).await?;
         sqlx::query("INSERT INTO schema_version (version, applied_at) VALUES (?, ?)")
             .bind(u64::try_from(index).unwrap_or(u64::MAX) + 1)
-            .bind(datetime(Timestamp::now()))
+            .bind(datetime(Timestamp::from(std::time::SystemTime::now())))
             .execute(&mut *connection)
             .await?;
     }

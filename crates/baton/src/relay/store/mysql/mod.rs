@@ -56,7 +56,7 @@ const ASKED_MAX: usize = 500;
 impl MySqlStore {
     /// A store on this server. Its schema must be up to date: see [`MySqlStore::migrate`].
     pub async fn open(options: &MySqlOptions) -> Result<Self, StoreError> {
-        let pool = Pool::new(options)?;
+        let pool = pool::open(options)?;
         pool.read(work!(connection => migrate::check(connection).await)).await??;
         let pool = Arc::new(pool);
         let saving = Arc::clone(&pool);

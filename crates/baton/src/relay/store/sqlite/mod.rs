@@ -56,7 +56,7 @@ impl SqliteStore {
                 connection.execute_batch(sql)?;
                 connection.execute(
                     "INSERT INTO schema_version (version, applied_at) VALUES (?1, ?2)",
-                    params![index + 1, Timestamp::now().0],
+                    params![index + 1, Timestamp::from(std::time::SystemTime::now()).0],
                 )?;
             }
             Ok(MIGRATIONS.len() - done.min(MIGRATIONS.len()))
@@ -75,7 +75,7 @@ impl SqliteStore {
     ) -> Result<Accepted, StoreError> {
         let queue = queue.clone();
         // New ids and a message: nothing in this job can fail for this request alone, so it needs no savepoint.
-        let accepted = self.database.write_sure(move |connection| {
+        let accepted = self.database.write_without_savepoint(move |connection| {
             let accepted = accept(connection, &row, key.as_ref())?;
             if accepted == Accepted::Stored {
                 queue.enqueue(connection, std::slice::from_ref(&message))?;

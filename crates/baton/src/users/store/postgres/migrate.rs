@@ -1,32 +1,34 @@
-//! Bringing the schema up to date, by one process at a time: each step and its number are one transaction.
+//! Brings the schema up to date, one process at a time. All pending migrations and their version numbers are one
+//! transaction.
 
 use std::time::Duration;
 
 use sqlx::PgConnection;
 use tokio::time::timeout;
 
-use super::pool::{PostgresOptions, connect, store_error};
-use crate::users::store::{StoreError, Trouble};
+use super::pool::{PostgresOptions, store_error};
+use crate::store_pool::connect;
+use crate::users::store::{UserStoreError, UserStoreErrorKind};
 
-/// The migrations, in order; the version is the place in this list.
+/// The migrations, in order; the schema version is the number of those applied.
 const MIGRATIONS: [&str; 2] = [
     include_str!("../../../../migrations/postgres/0001_users.sql"),
     include_str!("../../../../migrations/postgres/0002_users_insert.sql"),
 ];
 
-/// A large table takes its time to change.
+/// An hour: changing a large table is slow.
 const TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The key of the lock is ours alone: the first bytes of "baton users".
+/// The key is the first bytes of "baton users", to stay clear of other programs' locks.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7089075323386670965)";
 
-/// Brings the schema up to date; returns how many steps were taken.
-pub(super) async fn migrate(options: &PostgresOptions) -> Result<usize, StoreError> {
-    let late = |error| StoreError::new(Trouble::Timeout, error);
+/// Brings the schema up to date; returns the number of migrations applied.
+pub(super) async fn migrate(options: &PostgresOptions) -> Result<usize, UserStoreError> {
+    let late = |error| UserStoreError::new(UserStoreErrorKind::Timeout, error);
     let parsed = options.parsed()?;
     let connected = timeout(options.timeout, connect(&parsed, "SET lock_timeout = 0")).await;
-    let mut connection = connected.map_err(late)?.map_err(store_error)?;
-    // Dropped half-way, the connection closes, and the server undoes the step and gives the lock up.
+    let mut connection: PgConnection = connected.map_err(late)?.map_err(store_error)?;
+    // If this is dropped midway, the connection closes, and the server rolls back and releases the lock.
     timeout(TIMEOUT, run(&mut connection)).await.map_err(late)?.map_err(store_error)
 }
 

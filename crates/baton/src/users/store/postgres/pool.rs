@@ -1,133 +1,84 @@
-//! The connections to one PostgreSQL server: so many at most, each lent to one call at a time, each call within its time.
-//!
-//! A connection comes back only from a call that ended cleanly. In every other case (an error on the way, a timeout, a
-//! caller that went away) it is closed: the server then undoes what was not committed, and nobody inherits an answer
-//! meant for somebody else. This is why the pool is our own; sqlx's takes back what is dropped.
+//! The connections to one PostgreSQL server, and what its errors mean. [`crate::store_pool`] lends them.
 
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgDatabaseError};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
-use tokio::sync::Semaphore;
+use sqlx::{ConnectOptions, PgConnection};
 use tokio::time::{Instant, timeout_at};
 
-use crate::users::store::{StoreError, Trouble};
+use crate::store_pool::{self, PoolError, PoolOptions};
+use crate::users::store::{UserStoreError, UserStoreErrorKind};
 
-/// Where the server is and how long we wait for it.
+/// The server, and the limits of calls to it.
 #[derive(Clone)]
 pub struct PostgresOptions {
-    /// `postgres://user:password@host:port/database`. Holds a secret: not to be printed.
+    /// `postgres://user:password@host:port/database`. Holds a secret: never print it.
     pub url: String,
-    /// How many connections at most.
+    /// Connections open at once.
     pub connections_max: usize,
-    /// Within this time every call has its answer, waiting for a connection included.
+    /// Time limit of a call, waiting for a connection included.
     pub timeout: Duration,
 }
 
 impl PostgresOptions {
-    /// The usual limits.
+    /// 4 connections and 10 seconds a call.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), connections_max: 4, timeout: Duration::from_secs(10) }
     }
 
-    pub(super) fn parsed(&self) -> Result<PgConnectOptions, StoreError> {
+    pub(super) fn parsed(&self) -> Result<PgConnectOptions, UserStoreError> {
         let options = PgConnectOptions::from_str(&self.url).map_err(store_error)?;
         Ok(options.application_name("baton").disable_statement_logging())
     }
 }
 
-/// Work on a connection, as [`Pool::call`] takes it: it owns the connection while it runs and hands it back, so that
-/// work that is dropped on the way takes its connection with it.
-macro_rules! work {
-    ($connection:ident => $body:expr) => {
-        |mut lent: sqlx::PgConnection| async move {
-            let done: Result<_, sqlx::Error> = {
-                let $connection: &mut sqlx::PgConnection = &mut lent;
-                async move { $body }.await
-            };
-            (lent, done)
-        }
-    };
-}
-pub(super) use work;
+pub(super) type Pool = store_pool::Pool<PgConnection>;
+pub(super) type Lease<'p> = store_pool::Lease<'p, PgConnection>;
 
-/// See the top of this file.
-pub(super) struct Pool {
-    options: PgConnectOptions,
-    setup: String,
-    room: Semaphore,
-    idle: Mutex<Vec<(PgConnection, Instant)>>,
-    timeout: Duration,
-}
-
-/// Shorter than what the things between keep an idle connection for.
+/// Shorter than the idle timeout of the usual proxies and firewalls between us and the server.
 const IDLE_MAX: Duration = Duration::from_secs(240);
 
-impl Pool {
-    pub(super) fn new(options: &PostgresOptions) -> Result<Self, StoreError> {
-        Ok(Self {
-            options: options.parsed()?,
-            setup: setup(options.timeout),
-            room: Semaphore::new(options.connections_max.max(1)),
-            idle: Mutex::default(),
-            timeout: options.timeout,
-        })
-    }
+pub(super) fn open(options: &PostgresOptions) -> Result<Pool, UserStoreError> {
+    Ok(Pool::new(PoolOptions {
+        connect: options.parsed()?,
+        setup: setup(options.timeout),
+        connections_max: options.connections_max,
+        idle_max: IDLE_MAX,
+        timeout: options.timeout,
+    }))
+}
 
-    /// Does `work` on a connection; a second time on a new one if the first was an old one that has meanwhile been lost.
-    /// So it must be something that may happen twice. An error that leaves the connection usable is the work's to handle:
-    /// what comes out of here as one closes it.
-    pub(super) async fn call<T, F, Fut>(&self, work: F) -> Result<T, StoreError>
+impl Pool {
+    /// Runs `work` on a connection, and once more on a new one if a reused connection turns out to be lost: so `work`
+    /// must be safe to repeat. An error of `work` closes the connection; errors that leave it usable are `work`'s own to
+    /// handle.
+    pub(super) async fn call<'p, T, F, Fut>(&'p self, work: F) -> Result<T, UserStoreError>
     where
-        F: Fn(PgConnection) -> Fut,
-        Fut: Future<Output = (PgConnection, Result<T, sqlx::Error>)>,
+        F: Fn(Lease<'p>) -> Fut,
+        Fut: Future<Output = (Lease<'p>, Result<T, sqlx::Error>)>,
     {
         let deadline = Instant::now() + self.timeout;
-        let _room = timeout_at(deadline, self.room.acquire()).await.map_err(late)?.map_err(late)?;
-        if let Some(connection) = self.idle() {
-            let (connection, done) = timeout_at(deadline, work(connection)).await.map_err(late)?;
+        let mut lease = self.lend(deadline).await?;
+        loop {
+            let reused = lease.is_reused();
+            let (returned, done) = timeout_at(deadline, work(lease)).await.map_err(late)?;
             match done.map_err(store_error) {
-                // The server was restarted, and those beside it are gone as well.
-                Err(StoreError { trouble: Trouble::Down, .. }) => self.lock().clear(),
-                done => return self.give_back(connection, done),
+                Ok(value) => {
+                    returned.give_back();
+                    return Ok(value);
+                }
+                Err(failure) if reused && failure.kind == UserStoreErrorKind::Down => {
+                    lease = returned.reconnect(deadline).await?;
+                }
+                Err(failure) => return Err(failure),
             }
         }
-        let connected = timeout_at(deadline, connect(&self.options, &self.setup)).await;
-        let connection = connected.map_err(late)?.map_err(store_error)?;
-        let (connection, done) = timeout_at(deadline, work(connection)).await.map_err(late)?;
-        self.give_back(connection, done.map_err(store_error))
-    }
-
-    fn give_back<T>(&self, connection: PgConnection, done: Result<T, StoreError>) -> Result<T, StoreError> {
-        if done.is_ok() {
-            self.lock().push((connection, Instant::now()));
-        }
-        done
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(PgConnection, Instant)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The one used last; those that were not needed for long are closed.
-    fn idle(&self) -> Option<PgConnection> {
-        let mut idle = self.lock();
-        idle.retain(|(_, since)| since.elapsed() < IDLE_MAX);
-        idle.pop().map(|(connection, _)| connection)
     }
 }
 
-/// A new connection, set up.
-pub(super) async fn connect(options: &PgConnectOptions, setup: &str) -> Result<PgConnection, sqlx::Error> {
-    let mut connection = PgConnection::connect_with(options).await?;
-    sqlx::raw_sql(AssertSqlSafe(setup)).execute(&mut connection).await?;
-    Ok(connection)
-}
-
-/// What every connection is told first. The server gives up by itself on what we no longer wait for. A commit is on disk
-/// when it is answered: only a server set to be less careful than that is told otherwise.
+/// What every connection runs first. The server gives up by itself on statements that we no longer wait for.
+/// `synchronous_commit` is raised only where the server's own setting would answer a commit before it is on disk.
 fn setup(timeout: Duration) -> String {
     let ms = timeout.as_millis().max(1);
     format!(
@@ -137,28 +88,37 @@ fn setup(timeout: Duration) -> String {
     )
 }
 
-fn late(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError::new(Trouble::Timeout, error)
+fn late(error: impl std::error::Error + Send + Sync + 'static) -> UserStoreError {
+    UserStoreError::new(UserStoreErrorKind::Timeout, error)
 }
 
-/// What an error says about the database.
-pub(super) fn store_error(error: sqlx::Error) -> StoreError {
+impl From<PoolError> for UserStoreError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Timeout => late(error),
+            PoolError::Connect(error) => store_error(error),
+        }
+    }
+}
+
+/// The kind of an error, by its SQLSTATE. Without one, the connection failed.
+pub(super) fn store_error(error: sqlx::Error) -> UserStoreError {
     let state = sql_state(&error).unwrap_or_default();
-    let trouble = match state.as_str() {
-        "40001" | "40P01" => Trouble::Deadlock,
-        "25006" => Trouble::ReadOnly,
-        // A disk that is full, and one that a quota calls so.
-        "53100" | "58030" => Trouble::DiskFull,
-        "55P03" | "57014" | "25P03" => Trouble::Timeout,
-        _ if state.starts_with("08") || state.starts_with("57P") || state.starts_with("53") => Trouble::Down,
-        "" => Trouble::Down,
-        _ => Trouble::Other,
+    let kind = match state.as_str() {
+        "40001" | "40P01" => UserStoreErrorKind::Deadlock,
+        "25006" => UserStoreErrorKind::ReadOnly,
+        // disk_full, and io_error, which a disk quota causes.
+        "53100" | "58030" => UserStoreErrorKind::DiskFull,
+        "55P03" | "57014" | "25P03" => UserStoreErrorKind::Timeout,
+        _ if state.starts_with("08") || state.starts_with("57P") || state.starts_with("53") => UserStoreErrorKind::Down,
+        "" => UserStoreErrorKind::Down,
+        _ => UserStoreErrorKind::Other,
     };
-    StoreError::new(trouble, error)
+    UserStoreError::new(kind, error)
 }
 
-/// Whether the database says that a row is at fault, and would say so at any time: a value that does not fit, a broken
-/// constraint, an index entry too long, or a trigger that refuses.
+/// Whether the row is at fault, so that a repeat fails too: a value that does not fit, a broken constraint, an index
+/// entry that is too long, or a trigger that refuses.
 pub(super) fn is_row_fault(error: &sqlx::Error) -> bool {
     let state = sql_state(error).unwrap_or_default();
     ["22", "23", "44"].iter().any(|class| state.starts_with(class)) || matches!(state.as_str(), "54000" | "P0001")

@@ -1,0 +1,179 @@
+//! Time as a value: what the store's clock shows, how much of it has passed, and waiting for it to pass.
+//!
+//! Every process on the same data goes by one clock, its store's, so that times written by one mean the same to the
+//! others. A [`Clock`] is handed to each part that needs the time; pure code takes `now` as an argument. The simulation
+//! in `tests/simulation` passes a clock of its own.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use futures::future::{BoxFuture, Either, select};
+use pipeline::sqlite::Clock as FileTime;
+
+use crate::timestamp::Timestamp;
+
+/// A source of time.
+pub trait TimeSource: Send + Sync + 'static {
+    /// The time by the store's clock.
+    fn now(&self) -> Timestamp;
+
+    /// How much further `at` may be off from another machine's clock than the current time is: the store's clock may
+    /// have been set anew since `at`.
+    fn slip(&self, _at: Timestamp) -> Duration {
+        Duration::ZERO
+    }
+
+    /// The steady clock of this machine, for durations and time limits.
+    fn instant(&self) -> Instant {
+        Instant::now()
+    }
+
+    /// Completes after `span` by the steady clock. Bypasses Tokio's coop budget: work that uses up its task's budget on each
+    /// poll would otherwise never meet its time limit.
+    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::task::unconstrained(tokio::time::sleep(span)))
+    }
+}
+
+/// The clock of this process. Clones show the same time.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn TimeSource>);
+
+/// A time limit passed before the work was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no answer in time")]
+pub struct TimedOut;
+
+impl Clock {
+    /// Goes by any source of time.
+    pub fn new(source: impl TimeSource) -> Self {
+        Self(Arc::new(source))
+    }
+
+    /// Goes by this machine's wall clock.
+    pub fn system() -> Self {
+        Self::new(SystemClock)
+    }
+
+    /// Goes by the clock of the embedded engine's file: all processes on the file share it, and it does not jump.
+    pub fn of_file(file: FileTime) -> Self {
+        Self::new(FileClock(file))
+    }
+
+    /// Goes by a database server's clock; the owner of `server` keeps it correct.
+    pub fn of_server(server: &Arc<ServerClock>) -> Self {
+        Self(Arc::<ServerClock>::clone(server))
+    }
+
+    /// The time by the store's clock.
+    pub fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    /// See [`TimeSource::slip`].
+    pub fn slip(&self, at: Timestamp) -> Duration {
+        self.0.slip(at)
+    }
+
+    /// The steady clock of this machine.
+    pub fn instant(&self) -> Instant {
+        self.0.instant()
+    }
+
+    /// Time passed since `earlier` by the steady clock.
+    pub fn elapsed(&self, earlier: Instant) -> Duration {
+        self.instant().saturating_duration_since(earlier)
+    }
+
+    /// Completes after `span`.
+    pub async fn sleep(&self, span: Duration) {
+        self.0.sleep(span).await;
+    }
+
+    /// The result of `work`, if it is there within `limit`. Work that is ready at once is never late.
+    pub async fn timeout<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Result<T, TimedOut> {
+        match select(pin!(work), self.0.sleep(limit)).await {
+            Either::Left((done, _)) => Ok(done),
+            Either::Right(((), _)) => Err(TimedOut),
+        }
+    }
+
+    /// [`Clock::timeout`] with a point in time as the limit.
+    pub async fn timeout_at<T>(&self, limit: Instant, work: impl Future<Output = T>) -> Result<T, TimedOut> {
+        self.timeout(limit.saturating_duration_since(self.instant()), work).await
+    }
+}
+
+/// This machine's wall clock.
+struct SystemClock;
+
+impl TimeSource for SystemClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from(SystemTime::now())
+    }
+}
+
+/// The clock of the embedded engine's file.
+struct FileClock(FileTime);
+
+impl TimeSource for FileClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(self.0.now_ms())
+    }
+
+    fn slip(&self, at: Timestamp) -> Duration {
+        self.0.slip_since(at.0)
+    }
+}
+
+/// A database server's clock, carried on between two readings by this machine's steady clock.
+#[derive(Debug)]
+pub struct ServerClock {
+    started: Instant,
+    /// The server's time at `started`, in milliseconds since 1970.
+    at_start_ms: AtomicI64,
+}
+
+impl ServerClock {
+    /// A clock set to the server's time `now`.
+    pub fn new(now: Timestamp) -> Arc<Self> {
+        Arc::new(Self { started: Instant::now(), at_start_ms: AtomicI64::new(now.0) })
+    }
+
+    /// Sets it to the server's time `now`, so that the two clocks do not drift apart.
+    pub fn correct(&self, now: Timestamp) {
+        let since = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
+        self.at_start_ms.store(now.0.saturating_sub(since), Ordering::Relaxed);
+    }
+}
+
+impl TimeSource for ServerClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(self.at_start_ms.load(Ordering::Relaxed)) + self.started.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_servers_clock_goes_on_from_the_last_correction() {
+        let server = ServerClock::new(Timestamp(1_000_000));
+        let clock = Clock::of_server(&server);
+        assert!(clock.now().since(Timestamp(1_000_000)) < Duration::from_secs(60));
+        server.correct(Timestamp(9_000_000));
+        assert!(clock.now() >= Timestamp(9_000_000));
+    }
+
+    #[tokio::test]
+    async fn work_that_is_ready_is_not_late_even_without_time_left() {
+        let clock = Clock::system();
+        assert_eq!(clock.timeout(Duration::ZERO, std::future::ready(7)).await, Ok(7));
+        assert_eq!(clock.timeout(Duration::ZERO, std::future::pending::<()>()).await, Err(TimedOut));
+        let past = clock.instant();
+        assert_eq!(clock.timeout_at(past, std::future::pending::<()>()).await, Err(TimedOut));
+    }
+}

@@ -1,0 +1,87 @@
+//! The HTTP server's settings and the API keys.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::Service;
+use super::vars::Vars;
+
+/// The HTTP server and the clients that it admits.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// `HOST` and `PORT`: the address to listen on.
+    pub listen: SocketAddr,
+    /// `RELAY_API_KEY` and `RELAY_API_KEYS`: the keys that clients may send as `X-API-Key`.
+    pub api_keys: Vec<ApiKey>,
+    /// Maximum size of a request body.
+    pub body_bytes_max: usize,
+    /// `REQUEST_TIMEOUT_MS`: maximum duration of one request, from its first byte to the answer.
+    pub request_timeout: Duration,
+}
+
+/// A named API key. Only its hash is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiKey {
+    /// Names the client in logs and rows.
+    pub name: String,
+    /// SHA-256 of the key.
+    pub sha256: [u8; 32],
+}
+
+/// Maximum size of a request body. Nodes accept transactions of up to 128 KiB, which are twice as long in hex, so a
+/// larger body could not be executed.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+
+/// The longest name of an API key that every store can keep with a transaction.
+const KEY_NAME_LENGTH_MAX: usize = 255;
+
+impl Vars<'_> {
+    pub(super) fn http(&mut self, service: Service) -> HttpConfig {
+        let port = match self.text("PORT") {
+            Some(_) => self.parsed("PORT"),
+            None => service.port(),
+        };
+        HttpConfig {
+            listen: SocketAddr::new(self.parsed("HOST"), port),
+            api_keys: self.api_keys(service.has_api()),
+            body_bytes_max: BODY_BYTES_MAX,
+            request_timeout: self.millis("REQUEST_TIMEOUT_MS"),
+        }
+    }
+
+    fn api_keys(&mut self, required: bool) -> Vec<ApiKey> {
+        let mut keys = Vec::new();
+        if let Some(key) = self.text("RELAY_API_KEY") {
+            keys.push(ApiKey { name: "default".to_owned(), sha256: Sha256::digest(key.as_bytes()).into() });
+        }
+        for pair in self.list("RELAY_API_KEYS") {
+            match parse_named_key(&pair) {
+                Some(key) => keys.push(key),
+                // The message does not quote the pair: it may hold the key itself instead of its hash.
+                None => self.problem(
+                    "RELAY_API_KEYS",
+                    "must be name:hash pairs separated by commas, each name up to 255 characters long and each hash the \
+                     SHA-256 of a key as 64 hex digits",
+                ),
+            }
+        }
+        let names: HashSet<_> = keys.iter().map(|key| &key.name).collect();
+        if names.len() < keys.len() {
+            self.problem("RELAY_API_KEYS", "names a key twice (RELAY_API_KEY is named `default`)");
+        }
+        if required && keys.is_empty() && !self.has_problem("RELAY_API_KEYS") {
+            self.problem("RELAY_API_KEY", "is not set: the API needs a key that its clients send as X-API-Key");
+        }
+        keys
+    }
+}
+
+fn parse_named_key(pair: &str) -> Option<ApiKey> {
+    let (name, hash) = pair.split_once(':')?;
+    let name = name.trim().to_owned();
+    let sha256 = hex::decode(hash.trim()).ok()?.try_into().ok()?;
+    (1..=KEY_NAME_LENGTH_MAX).contains(&name.chars().count()).then_some(ApiKey { name, sha256 })
+}

@@ -1,0 +1,98 @@
+//! The configuration, read once from the environment. No other module reads environment variables.
+//!
+//! [`table`] lists every variable; [`Config::from_vars`] reads them through a lookup function, so tests pass a map, and
+//! reports every problem at once. [`render`] writes the table as `.env.example`, help and documentation. Without
+//! any URL, databases and queues are embedded, under `BATON_DATA_DIR`.
+
+mod chain;
+mod http;
+mod log;
+mod queue;
+mod relay;
+pub mod render;
+mod routing;
+mod secret;
+mod service;
+pub mod table;
+#[cfg(test)]
+mod tests;
+mod timings;
+mod users;
+mod variable;
+mod vars;
+
+use std::path::PathBuf;
+
+pub use chain::{ChainConfig, ForwarderConfig};
+pub use http::{ApiKey, HttpConfig};
+pub use log::LogConfig;
+pub use queue::{EngineConfig, QueueEngine, SqsConfig, SqsEndpoint};
+pub use relay::{RelayConfig, RelayMode};
+pub use routing::RoutingSettings;
+pub use secret::Secret;
+pub use service::Service;
+pub use timings::Timings;
+pub use users::UsersConfig;
+pub use variable::{Kind, Readers, Variable};
+use vars::Vars;
+
+/// The settings of one process.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `BATON_DATA_DIR`: directory of the embedded engine's files.
+    pub data_dir: PathBuf,
+    /// The HTTP server and its API keys.
+    pub http: HttpConfig,
+    /// The relay lane's database, queue and cache.
+    pub engine: EngineConfig,
+    /// The relay lane.
+    pub relay: RelayConfig,
+    /// The users lane, with its database and queue.
+    pub users: UsersConfig,
+    /// Format and level of the logs.
+    pub log: LogConfig,
+    /// Variables that are set but no longer read, each with what applies instead; logged at start.
+    pub warnings: Vec<String>,
+}
+
+/// Every problem of the environment, one line each, beginning with the variable's name.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.iter().map(|problem| format!("{problem}\n")).collect::<String>())]
+pub struct ConfigError(pub Vec<String>);
+
+impl Config {
+    /// Reads the process environment.
+    pub fn from_env(service: Service) -> Result<Self, ConfigError> {
+        Self::from_vars(service, |name| std::env::var(name).ok())
+    }
+
+    /// Reads the process environment. A value in `fixed` overrides it; one in `defaults` replaces the table's default.
+    pub fn from_env_between(
+        service: Service,
+        fixed: &[(&str, String)],
+        defaults: &[(&str, &str)],
+    ) -> Result<Self, ConfigError> {
+        Self::from_vars(service, |name| {
+            let set = fixed.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+            set.or_else(|| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
+                .or_else(|| defaults.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        })
+    }
+
+    /// Reads the variables through `lookup` and reports every problem at once.
+    pub fn from_vars(service: Service, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let mut vars = Vars::new(&lookup);
+        let engine = vars.engine();
+        let config = Self {
+            data_dir: vars.text_or_default("BATON_DATA_DIR").into(),
+            http: vars.http(service),
+            relay: vars.relay(service, &engine.relay_queue),
+            engine,
+            users: vars.users(),
+            log: vars.log(),
+            warnings: vars.removed(),
+        };
+        let problems = vars.into_problems();
+        if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
+    }
+}

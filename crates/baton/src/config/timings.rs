@@ -1,0 +1,52 @@
+//! The ages at which the reconciler looks at a transaction, and the limits of one submission.
+
+use std::time::Duration;
+
+/// Durations that decide when a transaction is checked next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timings {
+    /// Age at which a pending transaction without a claim is published again.
+    pub pending_check: Duration,
+    /// How often the heartbeat of a claim's owner is checked.
+    pub claim_check: Duration,
+    /// Maximum duration of one submission, from claim to answer.
+    pub submit_timeout: Duration,
+    /// Time after the claim within which a submission may begin; later it is not sent at all.
+    pub send_window: Duration,
+    /// How long a relayer may keep working on a request that it has not answered.
+    pub relayer_timeout: Duration,
+    /// Unknown outcome: delay before the relayer is asked, and between questions while it does not answer.
+    pub unknown_check: Duration,
+    /// How long a relayer's list must not show a submission before it counts as absent.
+    pub absence_confirm: Duration,
+    /// Age at which a submitted transaction without news is looked up; doubles up to `submitted_check_max`.
+    pub submitted_check: Duration,
+    /// The longest pause between two lookups of a submitted transaction.
+    pub submitted_check_max: Duration,
+}
+
+impl Timings {
+    /// The timings of a configuration that sets none of them.
+    pub const DEFAULT: Self = Self {
+        pending_check: Duration::from_secs(600),
+        claim_check: Duration::from_secs(10),
+        submit_timeout: Duration::from_secs(30),
+        send_window: Duration::from_secs(5),
+        relayer_timeout: Duration::from_secs(30),
+        unknown_check: Duration::from_secs(1),
+        absence_confirm: Duration::from_secs(5),
+        submitted_check: Duration::from_secs(30),
+        submitted_check_max: Duration::from_secs(300),
+    };
+
+    /// Age at which a row saved without its message is published again: the process may have died between the two
+    /// writes. A duplicate message does no harm.
+    pub fn message_check(&self) -> Duration {
+        self.claim_check
+    }
+
+    /// Time from a claim until its submission can no longer take effect.
+    pub fn longest_submission(&self) -> Duration {
+        self.send_window + self.submit_timeout.max(self.relayer_timeout)
+    }
+}

@@ -1,0 +1,74 @@
+//! The relay lane's part of `/ready` and `/health`: store, queue, cache and relayers.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+
+use crate::http::health::{HealthCheck, LaneHealth, in_time, queue_part};
+use crate::relay::relayer::pool::Pool;
+use crate::relay::update::guarded_store::GuardedStore;
+
+/// What the lane is asked about.
+pub struct RelayHealth {
+    /// Store, queue and cache.
+    pub guarded: Arc<GuardedStore>,
+    /// The relayers, as this process sees them.
+    pub pool: Arc<Pool>,
+}
+
+#[async_trait]
+impl HealthCheck for RelayHealth {
+    /// A queue or relayer that is down only delays work: requests are accepted as long as the store answers.
+    async fn is_ready(&self) -> bool {
+        in_time(self.guarded.store.ping()).await.is_some()
+    }
+
+    async fn check(&self) -> LaneHealth {
+        let (counts, depth, cache) = tokio::join!(
+            in_time(self.guarded.store.counts()),
+            in_time(self.guarded.queue.depth()),
+            self.guarded.cache.ping()
+        );
+        let relayers = self.pool.view();
+        let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
+        let store = match &counts {
+            Some(counts) => json!({
+                "status": "ok",
+                "open": counts.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
+                    .collect::<Map<_, _>>(),
+                "claims": counts.claims,
+                "outcomeUnknown": counts.claims_outcome_unknown,
+                "forgottenByRelayer": counts.forgotten,
+            }),
+            None => json!({ "status": "unavailable" }),
+        };
+        // Never a reason to be unhealthy: without the cache the database answers.
+        let cache = match cache {
+            None => "in process",
+            Some(true) => "ok",
+            Some(false) => "unavailable",
+        };
+        let each = relayers.iter().map(|relayer| {
+            json!({
+                "url": relayer.url.0,
+                "status": relayer.skipped.map_or("ok", |reason| reason.name()),
+                "healthKnown": relayer.known,
+                "breaker": relayer.breaker,
+                "inFlight": relayer.load,
+            })
+        });
+        let status = if able > 0 { "ok" } else { "unavailable" };
+        let relayers = json!({ "status": status, "able": able, "each": each.collect::<Value>() });
+        let parts = [
+            ("store", store),
+            ("queue", queue_part(depth.as_ref())),
+            ("cache", json!({ "status": cache })),
+            ("relayers", relayers),
+        ];
+        LaneHealth {
+            healthy: counts.is_some() && depth.is_some() && able > 0,
+            parts: parts.map(|(name, part)| (name.to_owned(), part)).into_iter().collect(),
+        }
+    }
+}
