@@ -1,4 +1,4 @@
-//! The ground that the other tests stand on: the contracts work, and the harness signs as the forwarder wants it.
+//! Checks what the other tests rely on: the contracts work, and the forwarder accepts the harness's signatures.
 
 use alloy_primitives::U256;
 use alloy_provider::network::TransactionBuilder;
@@ -6,7 +6,7 @@ use alloy_sol_types::SolCall;
 use harness::chain::{Chain, Contracts, Forwarder, Token, TransactionRequest, new_key};
 
 #[tokio::test]
-async fn a_user_without_ether_moves_tokens_by_the_forwarder() {
+async fn a_user_without_ether_moves_tokens_through_the_forwarder() {
     let chain = Chain::shared();
     let contracts = Contracts::deploy(&chain).await;
     let (user, friend, relayer) = (new_key(), new_key(), chain.funded_key().await);

@@ -1,4 +1,4 @@
-//! Forward requests, as we and as ethers understand them: the hash that is signed and the call that is sent are the same.
+//! Forward requests compared with ethers: the signing hash and the call data are the same.
 
 use alloy_primitives::{Address, B256, Bytes, U256, Uint};
 use baton::config::ForwarderConfig;
@@ -9,13 +9,13 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::signers::SOON;
+use crate::chain_fixture::SOON;
 
 const COUNT: usize = 1000;
-/// Bytes of call data, mostly fewer: what is padded and what is not.
+/// Maximum bytes of call data; most requests have fewer, padded and unpadded.
 const DATA_MAX: usize = 2000;
 
-/// The hash to sign and the call that carries the request, as the product makes them.
+/// The product's signing hash and call data.
 fn ours(request: &ForwardRequest, signature: &Bytes, forwarder: Address) -> (B256, Vec<u8>) {
     let ForwardRequest { from, to, value, gas, nonce, deadline, data } = request.clone();
     let request = forward::ForwardRequest { from, to, value, gas, nonce, deadline, data };
@@ -26,7 +26,7 @@ fn ours(request: &ForwardRequest, signature: &Bytes, forwarder: Address) -> (B25
 }
 
 #[tokio::test]
-async fn a_thousand_requests_have_the_hash_and_the_call_that_ethers_makes() {
+async fn a_thousand_requests_have_the_same_hash_and_call_data_as_in_ethers() {
     let seed = std::env::var("ETHERS_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
     println!("ETHERS_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
@@ -41,7 +41,7 @@ async fn a_thousand_requests_have_the_hash_and_the_call_that_ethers_makes() {
     }
 }
 
-/// One process for all of them.
+/// Computes hash and call data of all lines in one Node process.
 async fn ask_ethers(lines: &[String]) -> Vec<Value> {
     let contracts = harness::engine::server("BATON_TEST_CONTRACTS");
     let directory = tempfile::tempdir().unwrap();
@@ -73,13 +73,13 @@ fn line(request: &ForwardRequest, signature: &Bytes, forwarder: Address) -> Stri
     .to_string()
 }
 
-/// The first ones are all extremes; in the others each field is one now and then.
+/// A random request. In the first 20, every field is an edge case; in the others, each field is one with probability 1/5.
 fn any_request(random: &mut StdRng, place: usize) -> (ForwardRequest, Bytes, Address) {
     let extreme = |random: &mut StdRng| place < 20 || random.random_ratio(1, 5);
     let amount = |random: &mut StdRng| match extreme(random) {
         true => [U256::ZERO, U256::from(1), U256::MAX, U256::MAX - U256::from(1), U256::from(u64::MAX)]
             [random.random_range(0..5)],
-        // Of any length, not just long.
+        // Shifted, so that all lengths occur.
         false => U256::from_be_bytes(random.random::<[u8; 32]>()) >> random.random_range(0..256),
     };
     let (value, gas, nonce) = (amount(random), amount(random), amount(random));

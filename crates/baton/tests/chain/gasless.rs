@@ -1,26 +1,27 @@
 //! Gasless transactions on a real chain, with OpenZeppelin's own forwarder.
 
+mod failed_before_submission;
+mod nonce_order;
 mod onchain;
-mod order;
 mod refused;
-mod unsent;
 
 use alloy_primitives::{Address, Bytes, U256};
 use alloy_sol_types::SolCall;
 use harness::chain::{CHAIN_ID, Chain, Contracts, FORWARDER_NAME, ForwardRequest, PrivateKeySigner, Token, new_key};
+use harness::proxy::Proxy;
 use serde_json::{Value, json};
 
-use crate::unchained::{API_KEY, Plan, Stand};
+use crate::relay_fixture::{API_KEY, RelayFixture, RelaySetup};
 
-/// A chain with contracts of this test's own, and a user who has tokens and not a wei.
-pub struct Ground {
+/// Contracts deployed for one test, and a user who has tokens and no ether.
+pub struct GaslessFixture {
     pub chain: Chain,
     pub contracts: Contracts,
     pub user: PrivateKeySigner,
     pub friend: Address,
 }
 
-impl Ground {
+impl GaslessFixture {
     pub async fn new() -> Self {
         Self::on(Chain::shared()).await
     }
@@ -32,23 +33,29 @@ impl Ground {
         Self { chain, contracts, user, friend }
     }
 
-    /// The product set up for this ground.
-    pub fn plan(&self, relayers: usize) -> Plan {
-        Plan::relayers(relayers)
+    /// A relay setup for these contracts, with simulated relayers.
+    pub fn setup(&self, relayers: usize) -> RelaySetup {
+        RelaySetup::relayers(relayers)
             .env("RPC_URL", self.chain.url())
             .env("CHAIN_ID", CHAIN_ID.to_string())
             .env("FORWARDER_ADDRESS", self.contracts.forwarder.to_string())
             .env("FORWARDER_NAME", FORWARDER_NAME)
     }
 
-    /// What the user signs to give the friend so many tokens.
+    /// A link to the chain's JSON-RPC.
+    pub async fn link_to_chain(&self) -> Proxy {
+        let address = self.chain.url().trim_start_matches("http://").trim_end_matches('/').to_owned();
+        Proxy::start(address).await
+    }
+
+    /// The user's transfer of `amount` tokens to the friend, to be signed.
     pub async fn transfer(&self, amount: u64, nonce: u64) -> ForwardRequest {
         let call = Token::transferCall { to: self.friend, amount: U256::from(amount) }.abi_encode();
         let request = self.contracts.request(self.user.address(), call).await;
         ForwardRequest { nonce: U256::from(nonce), ..request }
     }
 
-    /// The body of a request that the user signed.
+    /// The body of this request, signed by the user.
     pub fn signed(&self, request: &ForwardRequest) -> Value {
         body(request, &self.contracts.sign(request, &self.user))
     }
@@ -66,9 +73,9 @@ pub fn body(request: &ForwardRequest, signature: &Bytes) -> Value {
     })
 }
 
-/// Posts to `/relay/gasless` and gives status and body.
-pub async fn post(stand: &Stand, body: &Value, key: Option<&str>) -> (u16, Value) {
-    let mut request = stand.http.post(format!("{}/api/v1/relay/gasless", stand.base)).header("x-api-key", API_KEY);
+/// Posts to `/relay/gasless`; returns status and body.
+pub async fn post(relay: &RelayFixture, body: &Value, key: Option<&str>) -> (u16, Value) {
+    let mut request = relay.http.post(format!("{}/api/v1/relay/gasless", relay.base)).header("x-api-key", API_KEY);
     if let Some(key) = key {
         request = request.header("idempotency-key", key);
     }
@@ -76,8 +83,8 @@ pub async fn post(stand: &Stand, body: &Value, key: Option<&str>) -> (u16, Value
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-/// How many transactions the product knows.
-pub async fn known(stand: &Stand) -> usize {
-    let (_, page) = stand.get("/api/v1/relay/transactions").await;
+/// The number of stored transactions.
+pub async fn stored(relay: &RelayFixture) -> usize {
+    let (_, page) = relay.get("/api/v1/relay/transactions").await;
     page["transactions"].as_array().unwrap().len()
 }

@@ -1,16 +1,16 @@
-//! The product on a real chain: the real binary, development relayers that sign, contracts that were compiled from their
-//! sources. `scripts/services start chain` starts the chain.
+//! The product on a real chain: the real binary, development relayers that sign, and contracts compiled from source.
+//! `scripts/services start chain` starts the chain.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod blocks;
+mod chain_fixture;
 mod contracts;
 mod direct;
 mod ethers;
+mod faults;
 mod gasless;
-mod gate;
-mod signers;
-mod trouble;
-#[path = "../it/stand.rs"]
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
-mod unchained;
+mod relay_fixture;
+mod rpc_proxy;

@@ -1,23 +1,23 @@
-//! What can only happen beyond one machine: row, message and cache in three systems, each of which can be away, slow,
-//! or gone at the worst moment. The servers are those of `scripts/services`; the stories that every engine must stand
-//! are in `scenarios`, run with `BATON_TEST_ENGINE`.
+//! Faults that need separate servers: row, message and cache are in three systems, each of which can be unavailable, slow
+//! or lost. The servers are those of `scripts/services`. The scenarios for every engine are in `scenarios`, run with
+//! `BATON_TEST_ENGINE`.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
-mod accepting;
-#[path = "../scenarios/clients.rs"]
+mod accept_with_link_cut;
+#[path = "../scenarios/load_client.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
-mod clients;
-mod long_texts;
-#[path = "../it/stand.rs"]
+mod load_client;
+mod oversized_values;
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
-mod stand;
+mod relay_fixture;
 mod status;
+#[path = "../scenarios/status_watcher.rs"]
+mod status_watcher;
 mod topology;
 mod users;
 #[path = "../users/fixture.rs"]
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
 mod users_fixture;
 mod users_store;
-#[path = "../scenarios/watch.rs"]
-mod watch;

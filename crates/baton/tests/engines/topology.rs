@@ -1,5 +1,5 @@
-//! The users lane's exchanges, queues and bindings, read back from the broker and held against the tables of the existing
-//! service's document, which are written down here as the broker itself would list them.
+//! Compares the users lane's exchanges, queues and bindings on the broker with the tables in the existing service's
+//! documentation, written here in the broker's own list format.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::users_fixture::{Servers, UsersSetup};
 
-/// That service's tables: names, kinds and arguments as documented, the arguments' types as its client writes them (text
+/// The existing service's tables: names, kinds and arguments as documented, argument types as its client writes them (text
 /// as `longstr`, whole numbers as `long`).
 fn documented() -> Vec<(&'static str, Value)> {
     let queue = |name: &str, arguments: Value| {
@@ -55,7 +55,7 @@ async fn rabbitmqctl(args: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// What the broker lists in a virtual host, its own exchanges and bindings left out, arguments in the order of their names.
+/// The rows that a `rabbitmqctl` list command prints for a virtual host, with arguments sorted by name.
 async fn listed(vhost: &str, command: &[&str]) -> Vec<Value> {
     let answer = rabbitmqctl(&[command, &["--vhost", vhost, "--formatter", "json"]].concat()).await;
     let mut rows: Vec<Value> = serde_json::from_slice(&answer).unwrap();
@@ -65,6 +65,7 @@ async fn listed(vhost: &str, command: &[&str]) -> Vec<Value> {
     rows
 }
 
+/// The exchanges, queues and bindings of a virtual host, without the broker's built-in ones.
 async fn read_back(vhost: &str) -> Vec<(&'static str, Value)> {
     let mut found = Vec::new();
     for row in listed(vhost, &["list_exchanges", "name", "type", "durable", "auto_delete", "arguments"]).await {
@@ -87,8 +88,8 @@ async fn read_back(vhost: &str) -> Vec<(&'static str, Value)> {
 }
 
 #[tokio::test]
-async fn the_broker_has_what_the_document_says_and_nothing_else() {
-    // Of its own, so that the names are the real ones.
+async fn the_broker_has_exactly_the_documented_topology() {
+    // A separate virtual host allows the real names.
     let vhost = format!("baton_{}", Uuid::new_v4().simple());
     rabbitmqctl(&["add_vhost", &vhost]).await;
     rabbitmqctl(&["set_permissions", "-p", &vhost, "guest", ".*", ".*", ".*"]).await;
@@ -108,8 +109,8 @@ async fn the_broker_has_what_the_document_says_and_nothing_else() {
     drop(stand);
     rabbitmqctl(&["delete_vhost", &vhost]).await;
     for row in document.union(&broker) {
-        let said = |set: &BTreeSet<String>| if set.contains(row) { "yes" } else { "NO" };
-        println!("document {:3}  broker {:3}  {row}", said(&document), said(&broker));
+        let mark = |set: &BTreeSet<String>| if set.contains(row) { "yes" } else { "NO" };
+        println!("document {:3}  broker {:3}  {row}", mark(&document), mark(&broker));
     }
     assert_eq!(document, broker);
 }

@@ -1,12 +1,12 @@
-//! Bad input gets an answer that names the field and the rule, and changes nothing.
+//! Invalid input: the answer names the field and the rule, and nothing is stored or sent.
 
 use harness::relayer::{sign_base64, sign_hex};
 use serde_json::{Value, json};
 
-use crate::stand::{API_KEY, Plan, Stand, TO, WEBHOOK_KEY};
+use crate::relay_fixture::{API_KEY, RelayFixture, RelaySetup, TO, WEBHOOK_KEY};
 
-async fn post_raw(stand: &Stand, content_type: &str, body: impl Into<reqwest::Body>) -> (u16, Value, String) {
-    let request = stand.http.post(format!("{}/api/v1/relay/direct", stand.base)).header("x-api-key", API_KEY);
+async fn post_raw(relay: &RelayFixture, content_type: &str, body: impl Into<reqwest::Body>) -> (u16, Value, String) {
+    let request = relay.http.post(format!("{}/api/v1/relay/direct", relay.base)).header("x-api-key", API_KEY);
     let response = request.header("content-type", content_type).body(body).send().await.unwrap();
     let status = response.status().as_u16();
     let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
@@ -17,36 +17,36 @@ fn fields(problem: &Value) -> Vec<&str> {
     problem["errors"].as_array().unwrap().iter().map(|error| error["field"].as_str().unwrap()).collect()
 }
 
-async fn nothing_happened(stand: &Stand) {
-    let (_, page) = stand.get("/api/v1/relay/transactions").await;
+async fn assert_nothing_stored_or_sent(relay: &RelayFixture) {
+    let (_, page) = relay.get("/api/v1/relay/transactions").await;
     assert_eq!(page["transactions"], json!([]));
-    assert!(stand.relayers.iter().all(|relayer| relayer.accepted().is_empty()));
+    assert!(relay.relayers.iter().all(|relayer| relayer.accepted().is_empty()));
 }
 
 #[tokio::test]
-async fn without_a_known_key_nothing_is_said() {
-    let stand = Plan::relayers(1).start().await;
-    let url = format!("{}/api/v1/relay/direct", stand.base);
+async fn a_missing_and_a_wrong_api_key_get_the_same_answer() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let url = format!("{}/api/v1/relay/direct", relay.base);
     let body = json!({ "to": TO });
-    let without = stand.http.post(&url).json(&body).send().await.unwrap();
+    let without = relay.http.post(&url).json(&body).send().await.unwrap();
     assert_eq!(without.status(), 401);
     let mut without: Value = without.json().await.unwrap();
-    let wrong = stand.http.post(&url).header("x-api-key", "wrong").json(&body).send().await.unwrap();
+    let wrong = relay.http.post(&url).header("x-api-key", "wrong").json(&body).send().await.unwrap();
     assert_eq!(wrong.status(), 401);
     let mut wrong: Value = wrong.json().await.unwrap();
     for body in [&mut without, &mut wrong] {
         body.as_object_mut().unwrap().remove("request_id").expect("a problem carries its request id");
     }
-    assert_eq!(without, wrong, "the answer does not tell which");
+    assert_eq!(without, wrong, "the answer does not reveal which of the two it was");
     for path in ["/api/v1/relay/transactions", "/api/v1/relay/status/x"] {
-        assert_eq!(stand.http.get(format!("{}{path}", stand.base)).send().await.unwrap().status(), 401, "{path}");
+        assert_eq!(relay.http.get(format!("{}{path}", relay.base)).send().await.unwrap().status(), 401, "{path}");
     }
-    nothing_happened(&stand).await;
+    assert_nothing_stored_or_sent(&relay).await;
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_json_or_too_large_is_a_problem() {
-    let stand = Plan::relayers(1).start().await;
+async fn a_body_that_is_not_json_or_too_large_gets_a_problem_document() {
+    let relay = RelaySetup::relayers(1).start().await;
     let json_type = "application/json";
     let good = json!({ "to": TO }).to_string();
     for (content_type, body, expected) in [
@@ -59,7 +59,7 @@ async fn a_body_that_is_not_json_or_too_large_is_a_problem() {
         (json_type, format!(r#"{{"to":"{TO}","data":"0x{}"}}"#, "00".repeat(140_000)), 413),
     ] {
         let shown: String = body.chars().take(60).collect();
-        let (status, problem, kind) = post_raw(&stand, content_type, body).await;
+        let (status, problem, kind) = post_raw(&relay, content_type, body).await;
         assert_eq!(
             (status, kind.as_str()),
             (expected, "application/problem+json"),
@@ -70,13 +70,13 @@ async fn a_body_that_is_not_json_or_too_large_is_a_problem() {
             assert!(problem[name].is_string(), "{name} in {problem}");
         }
     }
-    let (status, _, _) = post_raw(&stand, "application/json; charset=utf-8", good).await;
+    let (status, _, _) = post_raw(&relay, "application/json; charset=utf-8", good).await;
     assert_eq!(status, 202);
 }
 
 #[tokio::test]
-async fn every_bad_field_is_named_all_at_once() {
-    let stand = Plan::relayers(1).start().await;
+async fn all_invalid_fields_are_named_in_one_answer() {
+    let relay = RelaySetup::relayers(1).start().await;
     let too_much = "115792089237316195423570985008687907853269984665640564039457584007913129639936";
     for (field, bad) in [
         ("to", json!("0x1234")),
@@ -94,21 +94,21 @@ async fn every_bad_field_is_named_all_at_once() {
     ] {
         let mut body = json!({ "to": TO });
         body[field] = bad.clone();
-        let (status, problem) = stand.post(&body).await;
+        let (status, problem) = relay.post(&body).await;
         assert_eq!(status, 400, "{field} = {bad}: {problem}");
         assert_eq!(fields(&problem), [field], "{field} = {bad}");
         assert!(problem["message"].as_str().unwrap().starts_with(field), "{problem}");
     }
-    let (status, problem) = stand.post(&json!({})).await;
+    let (status, problem) = relay.post(&json!({})).await;
     assert_eq!((status, fields(&problem)), (400, vec!["to"]));
-    let (_, problem) = stand.post(&json!({ "data": "0x1", "value": "x", "gas": "y", "speed": "z", "w": 1 })).await;
+    let (_, problem) = relay.post(&json!({ "data": "0x1", "value": "x", "gas": "y", "speed": "z", "w": 1 })).await;
     assert_eq!(fields(&problem), ["w", "to", "data", "value", "gas", "speed"]);
-    nothing_happened(&stand).await;
+    assert_nothing_stored_or_sent(&relay).await;
 }
 
 #[tokio::test]
-async fn unknown_ids_paths_and_methods_are_problems() {
-    let stand = Plan::relayers(1).start().await;
+async fn unknown_ids_paths_and_methods_get_a_problem_document() {
+    let relay = RelaySetup::relayers(1).start().await;
     let unknown = "00000000-0000-7000-8000-000000000000";
     for (path, expected) in [
         ("/api/v1/relay/status/not-a-uuid".to_owned(), 400),
@@ -118,17 +118,17 @@ async fn unknown_ids_paths_and_methods_are_problems() {
         ("/api/v1/relay/direct".to_owned(), 405),
         ("/nowhere".to_owned(), 404),
     ] {
-        let (status, problem) = stand.get(&path).await;
+        let (status, problem) = relay.get(&path).await;
         assert_eq!(status, expected, "{path}: {problem}");
         assert_eq!(problem["statusCode"], expected, "{path}");
     }
 }
 
 #[tokio::test]
-async fn a_webhook_that_is_not_signed_whole_or_known_changes_nothing() {
-    let stand = Plan::relayers(1).no_webhooks().start().await;
-    let id = stand.send_serial(1).await;
-    let row = stand.until_status(&id, "submitted").await;
+async fn an_unsigned_truncated_or_unknown_webhook_changes_nothing() {
+    let relay = RelaySetup::relayers(1).no_webhooks().start().await;
+    let id = relay.send_serial(1).await;
+    let row = relay.until_status(&id, "submitted").await;
     let tx_id = row["ozRelayerTxId"].as_str().unwrap();
     let body = |tx_id: &str| {
         json!({ "id": "n", "event": "transaction_update", "payload": { "payload_type": "transaction", "id": tx_id,
@@ -136,7 +136,7 @@ async fn a_webhook_that_is_not_signed_whole_or_known_changes_nothing() {
         .to_string()
     };
     let send = async |header: Option<(&str, String)>, body: String| {
-        let mut request = stand.http.post(format!("{}/api/v1/webhooks/oz-relayer", stand.base));
+        let mut request = relay.http.post(format!("{}/api/v1/webhooks/oz-relayer", relay.base));
         if let Some((name, value)) = header {
             request = request.header(name, value);
         }
@@ -147,12 +147,12 @@ async fn a_webhook_that_is_not_signed_whole_or_known_changes_nothing() {
     assert_eq!(send(None, good.clone()).await, 401);
     assert_eq!(send(Some(("x-signature", sign_base64("another key", good.as_bytes()))), good.clone()).await, 401);
     assert_eq!(send(Some(("x-signature", signed(&good))), good[..good.len() - 1].to_owned()).await, 401);
-    // Our own id is not the relayer's: it must find nothing.
+    // Baton's own id is not the relayer's id: it must not match.
     let ours = body(&id);
     assert_eq!(send(Some(("x-signature", signed(&ours))), ours.clone()).await, 404);
     let unknown = body("11111111-2222-3333-4444-555555555555");
     assert_eq!(send(Some(("x-oz-signature", sign_hex(WEBHOOK_KEY, unknown.as_bytes()))), unknown).await, 404);
-    assert_ne!(stand.status(&id).await["hash"], "0xbad");
-    let (_, page) = stand.get("/api/v1/relay/transactions").await;
+    assert_ne!(relay.status(&id).await["hash"], "0xbad");
+    let (_, page) = relay.get("/api/v1/relay/transactions").await;
     assert_eq!(page["transactions"].as_array().unwrap().len(), 1, "no row is created");
 }

@@ -1,4 +1,4 @@
-//! The product as its users meet it: the real binary on the embedded engine, relayers that can misbehave, and HTTP.
+//! The product over HTTP: the real binary on the embedded engine, with simulated relayers that can misbehave.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -6,10 +6,10 @@ mod bad_input;
 mod commands;
 mod journey;
 mod layers;
-mod mended;
-mod routing;
+mod legacy_bugs;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
-mod stand;
+mod relay_fixture;
+mod routing;
 mod start;
 mod store;
 mod users;

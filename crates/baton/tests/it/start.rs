@@ -1,5 +1,5 @@
-//! Starting and stopping: wrong settings are named before anything opens, a bad data directory is a clear error, and a
-//! full disk refuses without half-accepting.
+//! Start and stop: the process names every invalid setting before it opens a socket, reports an unusable data directory,
+//! and on a full disk refuses requests without storing parts of them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use harness::process::Program;
 use harness::wait::eventually;
 use serde_json::Value;
 
-use crate::stand::{API_KEY, LATER, Plan, SOON, baton, serial_body};
+use crate::relay_fixture::{API_KEY, LATER, RelaySetup, SOON, baton, serial_body};
 
 async fn run<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) -> (i32, String) {
     let mut process = baton(args, env).start().unwrap();
@@ -18,7 +18,7 @@ async fn run<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) ->
 }
 
 #[tokio::test]
-async fn missing_and_contradictory_settings_are_all_named_and_no_socket_is_opened() {
+async fn all_missing_and_contradictory_settings_are_named_and_nothing_is_created() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
     let env = BTreeMap::from([
@@ -29,42 +29,42 @@ async fn missing_and_contradictory_settings_are_all_named_and_no_socket_is_opene
         ("RELAY_MODE".to_owned(), "perhaps".to_owned()),
         ("DATABASE_URL".to_owned(), "sqlite://here".to_owned()),
     ]);
-    let (code, said) = run(["serve"], &env).await;
-    assert_eq!(code, 2, "{said}");
+    let (code, output) = run(["serve"], &env).await;
+    assert_eq!(code, 2, "{output}");
     for name in ["PORT", "OZ_RELAYER_API_KEY", "RELAY_MODE", "DATABASE_URL", "RELAY_API_KEY", "WEBHOOK_SIGNING_KEY"] {
-        assert!(said.contains(name), "{name} in\n{said}");
+        assert!(output.contains(name), "{name} in\n{output}");
     }
-    assert!(!data.exists(), "nothing was touched");
+    assert!(!data.exists(), "no file was created");
 }
 
 #[tokio::test]
 async fn a_port_in_use_and_an_unusable_data_directory_are_clear_errors() {
-    let stand = Plan::relayers(1).start().await;
-    let port = stand.base.rsplit(':').next().unwrap().to_owned();
-    let mut env = stand.env.clone();
+    let relay = RelaySetup::relayers(1).start().await;
+    let port = relay.base.rsplit(':').next().unwrap().to_owned();
+    let mut env = relay.env.clone();
     env.insert("PORT".to_owned(), port.clone());
-    let (code, said) = run(["serve"], &env).await;
-    assert!(code == 1 && said.contains(&port) && said.contains("PORT"), "{said}");
+    let (code, output) = run(["serve"], &env).await;
+    assert!(code == 1 && output.contains(&port) && output.contains("PORT"), "{output}");
 
-    // A file stands where the directory should be: not even root can write there.
+    // A file in place of the parent directory: not even root can write there.
     let file = tempfile::NamedTempFile::new().unwrap();
     env.insert("BATON_DATA_DIR".to_owned(), file.path().join("data").display().to_string());
     env.insert("PORT".to_owned(), free_port().to_string());
-    let (code, said) = run(["serve"], &env).await;
-    assert!(code == 1 && said.contains("BATON_DATA_DIR"), "{said}");
+    let (code, output) = run(["serve"], &env).await;
+    assert!(code == 1 && output.contains("BATON_DATA_DIR"), "{output}");
 }
 
 #[tokio::test]
 async fn help_and_migrate_work_without_any_setting() {
     let directory = tempfile::tempdir().unwrap();
     let env = BTreeMap::from([("BATON_DATA_DIR".to_owned(), directory.path().display().to_string())]);
-    let (code, said) = run(["--help"], &env).await;
-    assert!(code == 0 && said.contains("queue-consumer") && said.contains("dlq"), "{said}");
-    let (code, said) = run(["relay-api", "--help"], &env).await;
-    assert!(code == 0 && said.contains("WEBHOOK_SIGNING_KEY (required)") && !said.contains("USERS_"), "{said}");
+    let (code, output) = run(["--help"], &env).await;
+    assert!(code == 0 && output.contains("queue-consumer") && output.contains("dlq"), "{output}");
+    let (code, output) = run(["relay-api", "--help"], &env).await;
+    assert!(code == 0 && output.contains("WEBHOOK_SIGNING_KEY (required)") && !output.contains("USERS_"), "{output}");
     for _ in 0..2 {
-        let (code, said) = run(["migrate"], &env).await;
-        assert!(code == 0 && said.contains("up to date"), "{said}");
+        let (code, output) = run(["migrate"], &env).await;
+        assert!(code == 0 && output.contains("up to date"), "{output}");
     }
 }
 
@@ -103,19 +103,19 @@ async fn dev_prints_a_curl_that_works_and_stops_cleanly() {
     assert_eq!(dev.wait_exit(SOON).await.unwrap().code(), Some(0), "{}", dev.output());
     dev.restart().await.unwrap();
     dev.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
-    assert_eq!(status().await, end, "it is still there");
+    assert_eq!(status().await, end, "the transaction survives a restart");
 }
 
-/// The binary on a file system of its own, small enough to fill. Needs user namespaces, not root.
+/// Runs the binary on its own file system, small enough to fill. Needs user namespaces, not root.
 #[tokio::test]
 async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
-    let stand = Plan::relayers(1).start().await;
+    let relay = RelaySetup::relayers(1).start().await;
     let mount = tempfile::tempdir().unwrap();
     let port = free_port();
     let script = "mount -t tmpfs -o size=24m tmpfs \"$BATON_DATA_DIR\" && exec \"$0\" relay-api";
     let program = Program::new(PathBuf::from("unshare"))
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_baton")])
-        .envs(stand.env.clone())
+        .envs(relay.env.clone())
         .env("BATON_DATA_DIR", mount.path().display().to_string())
         .env("PORT", port.to_string());
     let mut api = program.start().unwrap();
@@ -151,7 +151,7 @@ async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
     }
     assert!(refused.len() >= 20, "the disk was never full: {} accepted", accepted.len());
     std::fs::remove_file(&ballast).unwrap();
-    let after = eventually(LATER, "it to recover by itself", || async {
+    let after = eventually(LATER, "the API to accept again without a restart", || async {
         let (status, _) = post(100_000).await;
         (status == 202).then_some(100_000)
     })
@@ -170,6 +170,6 @@ async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
         }
     }
     let health: Value = http.get(format!("{base}/health")).send().await.unwrap().json().await.unwrap();
-    assert_eq!(health["parts"]["queue"]["ready"], listed, "a row has a message and a message has a row");
+    assert_eq!(health["parts"]["queue"]["ready"], listed, "every row has a message and every message a row");
     assert!(listed == accepted.len() || listed == accepted.len() + 1, "{listed} rows, {} accepted", accepted.len());
 }

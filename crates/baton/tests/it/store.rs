@@ -1,61 +1,58 @@
-//! The contract of a transaction store, on every database. A database adds a constructor in `store/engines.rs`, not tests;
-//! what only MySQL can get wrong is in `store/mysql.rs`.
+//! The contract of a transaction store, on every database. A database adds a constructor in `store/fixture.rs`, not tests.
+//! Tests of MySQL alone are in `store/mysql.rs` and `store/mysql_connection.rs`.
 
-mod engines;
+macro_rules! on_every_database {
+    ($($test:ident)+) => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $test() { super::$test(&super::StoreFixture::sqlite().await).await; })+
+        }
+        mod on_mysql {
+            $(#[tokio::test] async fn $test() { super::$test(&super::StoreFixture::mysql().await).await; })+
+        }
+    };
+}
+
+mod early_webhooks;
+mod fixture;
+mod gasless;
+mod lossy_link;
 mod mysql;
+mod mysql_connection;
 
 use baton::config::RelayMode;
 use baton::relay::state::report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
     ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };
-use baton::relay::store::{Accepted, Due, Filter, IdempotencyKey, KeyOwner, Saved, StoreError};
+use baton::relay::store::{Due, Filter, Saved, StoreError};
 use baton::timestamp::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
 
-use engines::{Fixture, bind, claim, gasless_row, row};
-
-macro_rules! on_every_database {
-    ($($test:ident)+) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(&super::Fixture::sqlite().await).await; })+
-        }
-        mod on_mysql {
-            $(#[tokio::test] async fn $test() { super::$test(&super::Fixture::mysql().await).await; })+
-        }
-    };
-}
+use fixture::{StoreFixture, bind, claim, now, row};
 
 on_every_database! {
-    a_row_is_read_back_as_it_was_written_in_every_state
-    a_row_from_before_there_were_blocks_is_read_and_gets_one
-    of_two_moves_from_one_version_one_is_stale
-    moves_made_at_once_each_have_their_own_answer
+    a_row_is_read_back_unchanged_in_every_state
+    a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one
+    only_one_of_several_moves_from_one_version_is_saved
+    concurrent_moves_each_get_their_own_answer
     a_relayer_transaction_belongs_to_one_row
-    of_two_rows_that_want_one_record_at_once_one_gets_it
-    ids_differ_by_case_and_by_a_space_at_the_end
-    a_row_is_inserted_once_and_all_or_none
-    due_rows_come_oldest_first_and_final_ones_never
+    only_one_of_several_concurrent_rows_binds_a_record
+    relayer_ids_differ_by_case_accent_and_trailing_space
+    a_batch_with_a_duplicate_row_inserts_nothing
+    due_rows_are_oldest_first_and_never_final
     lists_are_filtered_and_paged_newest_first
-    the_witness_is_the_last_row_bound_before
-    early_webhooks_are_kept_in_order_and_taken_once
-    early_webhooks_are_not_kept_without_end
-    a_webhook_and_its_bind_never_miss_each_other
-    steps_written_at_once_all_have_a_place
-    a_timeline_does_not_grow_without_end
-    the_census_counts_what_is_open
-    a_row_that_cannot_be_read_names_its_column
-    a_gasless_row_is_read_back_as_it_was_written
-    a_nonce_goes_to_one_row_until_that_has_failed
-    the_last_nonce_is_that_of_a_row_that_has_not_failed
-    a_request_whose_nonce_is_taken_does_not_use_up_its_key
+    bound_before_returns_the_last_row_bound_before_a_time
+    concurrent_timeline_steps_get_distinct_numbers
+    a_timeline_is_limited_and_keeps_room_for_alarms
+    open_rows_claims_and_unknown_outcomes_are_counted
+    an_unreadable_row_is_an_error_that_names_its_column
 }
 
-async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) {
+async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(row.clone()));
-    let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), Timestamp::from(std::time::SystemTime::now()));
+    let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), now());
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.timings).unwrap()];
     moves.push(
@@ -71,7 +68,7 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
         assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
         assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     }
-    // What no move above sets.
+    // Fields that none of the moves above sets.
     let mut last = fixture.store.get(row.id).await.unwrap().unwrap();
     last.version += 1;
     last.confirmed_at = Some(Timestamp(1_700_000_000_123));
@@ -90,14 +87,14 @@ async fn a_row_is_read_back_as_it_was_written_in_every_state(fixture: &Fixture) 
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);
 }
 
-async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Fixture) {
+async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixture: &StoreFixture) {
     let bound = fixture.bound("oz-1").await.unwrap();
     fixture.execute("ALTER TABLE transactions DROP COLUMN block_number").await;
     fixture.execute("DELETE FROM schema_version WHERE version = 3").await;
     assert_eq!(fixture.migrate().await, 1);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
-    let report = Report { hash: Some("0x1".into()), ..word("oz-1", ReportedStatus::Confirmed) };
-    let now = Timestamp::from(std::time::SystemTime::now());
+    let report = Report { hash: Some("0x1".into()), ..report("oz-1", ReportedStatus::Confirmed) };
+    let now = now();
     let verdict = bound.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
@@ -106,8 +103,8 @@ async fn a_row_from_before_there_were_blocks_is_read_and_gets_one(fixture: &Fixt
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(moved.transaction));
 }
 
-/// A relayer's word about one of its transactions, and nothing more.
-fn word(tx_id: &str, status: ReportedStatus) -> Report {
+/// A relayer's report with an id and a status and no other field.
+fn report(tx_id: &str, status: ReportedStatus) -> Report {
     Report {
         tx_id: RelayerTxId(tx_id.into()),
         status,
@@ -126,7 +123,7 @@ fn word(tx_id: &str, status: ReportedStatus) -> Report {
     }
 }
 
-async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
+async fn only_one_of_several_moves_from_one_version_is_saved(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     let claims: Vec<_> = (0..4).map(|_| claim(&row).0).collect();
     let saves = claims.iter().map(|moved| fixture.store.save(moved));
@@ -134,20 +131,20 @@ async fn of_two_moves_from_one_version_one_is_stale(fixture: &Fixture) {
     assert_eq!(saved.iter().filter(|saved| **saved == (Saved::Yes { early: false })).count(), 1, "{saved:?}");
     assert_eq!(saved.iter().filter(|saved| **saved == Saved::Stale).count(), 3, "{saved:?}");
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 1, "a stale move leaves no step");
-    let unknown = claim(&engines::row(1)).0;
-    assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "there is no such row");
+    let unknown = claim(&fixture::row(1)).0;
+    assert_eq!(fixture.store.save(&unknown).await.unwrap(), Saved::Stale, "the row does not exist");
 }
 
-async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
+async fn concurrent_moves_each_get_their_own_answer(fixture: &StoreFixture) {
     fixture.bound("taken").await.unwrap();
-    let now = Timestamp::from(std::time::SystemTime::now());
+    let now = now();
     fixture.store.keep_early_webhook(&RelayerTxId("oz-3".into()), "{}", now).await.unwrap();
     let mut moves = Vec::new();
     for number in 0..40 {
         let (row, token) = fixture.claimed().await;
         let mut moved = match number % 8 {
             5 => bind(&row, token, "taken"),
-            6 => row.release(token, "it was busy", now, &fixture.timings).unwrap(),
+            6 => row.release(token, "relayer busy", now, &fixture.timings).unwrap(),
             _ => bind(&row, token, &format!("oz-{number}")),
         };
         if number % 8 == 7 {
@@ -155,7 +152,7 @@ async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
         }
         moves.push((row, moved));
     }
-    // The same record for two rows: one of them gets it.
+    // Two rows bind the same record: one of them succeeds.
     let (rival, token) = fixture.claimed().await;
     let wanted = bind(&rival, token, "oz-0");
     moves.push((rival, wanted));
@@ -183,19 +180,23 @@ async fn moves_made_at_once_each_have_their_own_answer(fixture: &Fixture) {
     assert_eq!(conflicts, 1);
 }
 
-async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
+async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     let first = fixture.bound("oz-1").await.unwrap();
     let (rival, token) = fixture.claimed().await;
     let second = fixture.store.save(&bind(&rival, token, "oz-1")).await;
     assert!(matches!(second, Err(StoreError::Conflict { constraint: "relayer_transactions" })), "{second:?}");
-    assert_eq!(fixture.store.get(rival.id).await.unwrap(), Some(rival.clone()), "a refused move leaves the row alone");
-    assert_eq!(fixture.store.timeline(rival.id).await.unwrap().len(), 1, "and its timeline");
+    assert_eq!(
+        fixture.store.get(rival.id).await.unwrap(),
+        Some(rival.clone()),
+        "a rejected move leaves the row unchanged"
+    );
+    assert_eq!(fixture.store.timeline(rival.id).await.unwrap().len(), 1, "and its timeline too");
     let tx_id = RelayerTxId("oz-1".into());
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);
-    // Gone to another relayer since: the record still belongs to this row, for good.
+    // After a reroute, the old record still belongs to this row.
     let reason = Some("Insufficient balance".into());
-    let report = Report { reason, ..word("oz-1", ReportedStatus::Failed) };
-    let now = Timestamp::from(std::time::SystemTime::now());
+    let report = Report { reason, ..report("oz-1", ReportedStatus::Failed) };
+    let now = now();
     let verdict = first.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
@@ -206,7 +207,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &Fixture) {
     assert_eq!(fixture.store.bound_among(&[]).await.unwrap(), []);
 }
 
-async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &Fixture) {
+async fn only_one_of_several_concurrent_rows_binds_a_record(fixture: &StoreFixture) {
     for round in 0..10 {
         let tx_id = format!("oz-{round}");
         let mut binds = Vec::new();
@@ -223,14 +224,14 @@ async fn of_two_rows_that_want_one_record_at_once_one_gets_it(fixture: &Fixture)
     }
 }
 
-async fn ids_differ_by_case_and_by_a_space_at_the_end(fixture: &Fixture) {
+async fn relayer_ids_differ_by_case_accent_and_trailing_space(fixture: &StoreFixture) {
     for tx_id in ["oz-a", "oz-A", "oz-a ", "oz-á"] {
         let row = fixture.bound(tx_id).await.unwrap();
         assert_eq!(fixture.store.find_bound(&RelayerTxId(tx_id.into())).await.unwrap(), Some(row));
     }
 }
 
-async fn a_row_is_inserted_once_and_all_or_none(fixture: &Fixture) {
+async fn a_batch_with_a_duplicate_row_inserts_nothing(fixture: &StoreFixture) {
     let (old, new) = (fixture.inserted().await, row(1000));
     let again = fixture.store.insert(&[new.clone(), old]).await;
     assert!(matches!(again, Err(StoreError::Conflict { constraint: "transactions_pkey" })), "{again:?}");
@@ -243,7 +244,7 @@ async fn a_row_is_inserted_once_and_all_or_none(fixture: &Fixture) {
     fixture.store.insert(&[]).await.unwrap();
 }
 
-async fn due_rows_come_oldest_first_and_final_ones_never(fixture: &Fixture) {
+async fn due_rows_are_oldest_first_and_never_final(fixture: &StoreFixture) {
     let (late, early, done) = (row(2000), row(1000), row(500));
     fixture.store.insert(&[late.clone(), early.clone(), done.clone()]).await.unwrap();
     fixture.store.save(&done.resolve_fail(Timestamp(3000)).unwrap()).await.unwrap();
@@ -265,7 +266,7 @@ async fn due_rows_come_oldest_first_and_final_ones_never(fixture: &Fixture) {
     assert_eq!(claimed, [early.id]);
 }
 
-async fn lists_are_filtered_and_paged_newest_first(fixture: &Fixture) {
+async fn lists_are_filtered_and_paged_newest_first(fixture: &StoreFixture) {
     let mut ids = Vec::new();
     for _ in 0..5 {
         ids.push(fixture.inserted().await.id);
@@ -300,9 +301,9 @@ async fn lists_are_filtered_and_paged_newest_first(fixture: &Fixture) {
     assert_eq!(list(Filter { from: Some(after), ..Filter::default() }, None, 10).await, []);
 }
 
-async fn the_witness_is_the_last_row_bound_before(fixture: &Fixture) {
+async fn bound_before_returns_the_last_row_bound_before_a_time(fixture: &StoreFixture) {
     let relayer = RelayerUrl("http://r1".into());
-    let later = Timestamp(Timestamp::from(std::time::SystemTime::now()).0 + 60_000);
+    let later = Timestamp(now().0 + 60_000);
     assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), None);
     fixture.bound("oz-1").await.unwrap();
     let second = fixture.bound("oz-2").await.unwrap();
@@ -312,82 +313,33 @@ async fn the_witness_is_the_last_row_bound_before(fixture: &Fixture) {
     assert_eq!(fixture.store.bound_before(&RelayerUrl("http://r2".into()), later).await.unwrap(), None);
 }
 
-async fn early_webhooks_are_kept_in_order_and_taken_once(fixture: &Fixture) {
-    let tx_id = RelayerTxId("oz-1".into());
-    for record in ["one", "two"] {
-        fixture.store.keep_early_webhook(&tx_id, record, Timestamp(1000)).await.unwrap();
-    }
-    let (claimed, token) = fixture.claimed().await;
-    assert_eq!(fixture.store.save(&bind(&claimed, token, "oz-1")).await.unwrap(), Saved::Yes { early: true });
-    let takers = (0..4).map(|_| fixture.store.take_early_webhooks(&tx_id));
-    let taken: Vec<_> = futures::future::join_all(takers).await.into_iter().flat_map(Result::unwrap).collect();
-    assert_eq!(taken, ["one", "two"]);
-    assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
-    fixture.store.keep_early_webhook(&tx_id, "old", Timestamp(1000)).await.unwrap();
-    assert_eq!(fixture.store.forget(Timestamp(2000)).await.unwrap(), 1);
-    assert!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().is_empty());
-}
-
-async fn early_webhooks_are_not_kept_without_end(fixture: &Fixture) {
-    let tx_id = RelayerTxId("oz-1".into());
-    let keeps = (0..8).map(|_| fixture.store.keep_early_webhook(&tx_id, "at once", Timestamp(1000)));
-    futures::future::join_all(keeps).await.into_iter().for_each(Result::unwrap);
-    for _ in 0..17 {
-        fixture.store.keep_early_webhook(&tx_id, "one more", Timestamp(1000)).await.unwrap();
-    }
-    assert_eq!(fixture.store.take_early_webhooks(&tx_id).await.unwrap().len(), 20);
-}
-
-async fn a_webhook_and_its_bind_never_miss_each_other(fixture: &Fixture) {
-    for round in 0..50 {
-        let tx_id = RelayerTxId(format!("oz-{round}"));
-        let (claimed, token) = fixture.claimed().await;
-        let moved = bind(&claimed, token, &tx_id.0);
-        let webhook = async {
-            fixture
-                .store
-                .keep_early_webhook(&tx_id, "{}", Timestamp::from(std::time::SystemTime::now()))
-                .await
-                .unwrap();
-            fixture.store.find_bound(&tx_id).await.unwrap()
-        };
-        let (saved, found) = tokio::join!(fixture.store.save(&moved), webhook);
-        let seen_by_bind = saved.unwrap() == Saved::Yes { early: true };
-        assert!(seen_by_bind || found.is_some(), "round {round}: the webhook is lost");
-    }
-}
-
-async fn steps_written_at_once_all_have_a_place(fixture: &Fixture) {
+async fn concurrent_timeline_steps_get_distinct_numbers(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     let claimed = claim(&row).0;
     let notes = (0..8).map(|_| async {
-        fixture
-            .store
-            .note(row.id, &Step::new("looked", "at"), Timestamp::from(std::time::SystemTime::now()))
-            .await
-            .unwrap();
+        fixture.store.note(row.id, &Step::new("noted", "by a test"), now()).await.unwrap();
     });
     let (saved, _) = tokio::join!(fixture.store.save(&claimed), futures::future::join_all(notes));
     assert_eq!(saved.unwrap(), Saved::Yes { early: false });
-    let places: Vec<_> = fixture.store.timeline(row.id).await.unwrap().into_iter().map(|entry| entry.seq).collect();
-    assert_eq!(places, (1..=9).collect::<Vec<_>>());
+    let numbers: Vec<_> = fixture.store.timeline(row.id).await.unwrap().into_iter().map(|entry| entry.seq).collect();
+    assert_eq!(numbers, (1..=9).collect::<Vec<_>>());
 }
 
-async fn a_timeline_does_not_grow_without_end(fixture: &Fixture) {
+async fn a_timeline_is_limited_and_keeps_room_for_alarms(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     for _ in 0..205 {
         fixture.store.note(row.id, &Step::new("webhook-ignored", "again"), Timestamp(1)).await.unwrap();
     }
     assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 200);
     fixture.store.note(row.id, &Step::new("sent-twice", "an alarm"), Timestamp(2)).await.unwrap();
-    assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 201, "there is room for what matters");
+    assert_eq!(fixture.store.timeline(row.id).await.unwrap().len(), 201, "alarms are stored above the limit");
 }
 
-async fn the_census_counts_what_is_open(fixture: &Fixture) {
+async fn open_rows_claims_and_unknown_outcomes_are_counted(fixture: &StoreFixture) {
     let oldest = fixture.inserted().await;
     let bound = fixture.bound("oz-1").await.unwrap();
     let (claimed, token) = fixture.claimed().await;
-    let now = Timestamp::from(std::time::SystemTime::now());
+    let now = now();
     fixture
         .store
         .save(&claimed.mark_unknown(token, "500", UnknownCause::Answered, now, &fixture.timings).unwrap())
@@ -397,16 +349,16 @@ async fn the_census_counts_what_is_open(fixture: &Fixture) {
     assert_eq!(counts.open, [(Status::Pending, 2), (Status::Submitted, 1)]);
     assert_eq!((counts.claims, counts.claims_outcome_unknown, counts.forgotten), (1, 1, 0));
     assert_eq!(counts.oldest_pending, Some(oldest.created_at));
-    let in_doubt = Filter { outcome_unknown: true, ..Filter::default() };
-    let unresolved = fixture.store.list(&in_doubt, None, 10).await.unwrap();
+    let outcome_unknown = Filter { outcome_unknown: true, ..Filter::default() };
+    let unresolved = fixture.store.list(&outcome_unknown, None, 10).await.unwrap();
     assert_eq!(unresolved.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed.id]);
     let forgotten = bound.forgotten(now, now).unwrap();
     fixture.store.save(&forgotten).await.unwrap();
     assert_eq!(fixture.store.counts().await.unwrap().forgotten, 1);
-    assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 2);
+    assert_eq!(fixture.store.list(&outcome_unknown, None, 10).await.unwrap().len(), 2);
     fixture.store.save(&forgotten.transaction.resolve_fail(now).unwrap()).await.unwrap();
     assert_eq!(fixture.store.counts().await.unwrap().forgotten, 0);
-    assert_eq!(fixture.store.list(&in_doubt, None, 10).await.unwrap().len(), 1);
+    assert_eq!(fixture.store.list(&outcome_unknown, None, 10).await.unwrap().len(), 1);
     let me = ConsumerId::generate();
     fixture.store.heartbeat(&me, Timestamp(5)).await.unwrap();
     fixture.store.heartbeat(&me, Timestamp(9)).await.unwrap();
@@ -417,7 +369,7 @@ async fn the_census_counts_what_is_open(fixture: &Fixture) {
     fixture.store.ping().await.unwrap();
 }
 
-async fn a_row_that_cannot_be_read_names_its_column(fixture: &Fixture) {
+async fn an_unreadable_row_is_an_error_that_names_its_column(fixture: &StoreFixture) {
     let row = fixture.inserted().await;
     fixture.execute("UPDATE transactions SET status = 'perhaps'").await;
     let read = fixture.store.get(row.id).await;
@@ -425,86 +377,7 @@ async fn a_row_that_cannot_be_read_names_its_column(fixture: &Fixture) {
     let good = fixture.inserted().await;
     let listed = fixture.store.list(&Filter::default(), None, 10).await.unwrap();
     assert_eq!(listed, [good], "one unreadable row does not hide the others");
-    fixture.store.note(row.id, &Step::new("looked", "at"), Timestamp(2)).await.unwrap();
+    fixture.store.note(row.id, &Step::new("noted", "by a test"), Timestamp(2)).await.unwrap();
     let timeline = fixture.store.timeline(row.id).await.unwrap();
-    assert_eq!((timeline[0].action.as_str(), timeline[0].at), ("looked", Timestamp(2)));
-}
-
-async fn accept(fixture: &Fixture, row: &Transaction, key: Option<&str>) -> Accepted {
-    let key = key.map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: [7; 32] });
-    fixture.store.accept(&[(row.clone(), key)]).await.remove(0).unwrap()
-}
-
-async fn fail(fixture: &Fixture, row: &Transaction) {
-    let failed = row.abandon("test", Timestamp::from(std::time::SystemTime::now())).unwrap();
-    assert_eq!(fixture.store.save(&failed).await.unwrap(), Saved::Yes { early: false });
-}
-
-async fn a_gasless_row_is_read_back_as_it_was_written(fixture: &Fixture) {
-    let row = gasless_row(3);
-    assert_eq!(accept(fixture, &row, None).await, Accepted::Stored);
-    assert_eq!(fixture.store.get(row.id).await.unwrap().as_ref(), Some(&row));
-    let (claimed, token) = claim(&row);
-    fixture.store.save(&claimed).await.unwrap();
-    let bound = bind(&claimed.transaction, token, "oz-1");
-    fixture.store.save(&bound).await.unwrap();
-    assert_eq!(fixture.store.get(row.id).await.unwrap().as_ref(), Some(&bound.transaction));
-    let gasless = Filter { kind: Some(Kind::Gasless), ..Filter::default() };
-    assert_eq!(fixture.store.list(&gasless, None, 10).await.unwrap(), [bound.transaction]);
-}
-
-async fn a_nonce_goes_to_one_row_until_that_has_failed(fixture: &Fixture) {
-    let rows: Vec<_> = (0..20).map(|_| gasless_row(5)).collect();
-    let accepts = rows.iter().map(|row| accept(fixture, row, None));
-    let answers = futures::future::join_all(accepts).await;
-    let first = rows.iter().zip(&answers).find(|(_, answer)| **answer == Accepted::Stored).unwrap().0;
-    let others = answers.iter().filter(|answer| **answer == Accepted::NonceTaken(first.id)).count();
-    assert_eq!(others, 19, "{answers:?}");
-    let signer = first.forward.as_ref().unwrap().signer();
-    assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap().as_ref(), Some(first));
-    assert_eq!(fixture.store.nonce_holder(signer, 4).await.unwrap(), None);
-    assert_eq!(accept(fixture, &gasless_row(6), None).await, Accepted::Stored, "another nonce");
-    fail(fixture, first).await;
-    let holder = fixture.store.nonce_holder(signer, 5).await.unwrap().unwrap();
-    assert_eq!((holder.id, holder.status), (first.id, Status::Failed), "its followers ask who it was");
-    let (second, third) = (gasless_row(5), gasless_row(5));
-    assert_eq!(accept(fixture, &second, None).await, Accepted::Stored);
-    assert_eq!(accept(fixture, &third, None).await, Accepted::NonceTaken(second.id));
-    assert_eq!(fixture.store.nonce_holder(signer, 5).await.unwrap(), Some(second));
-}
-
-async fn the_last_nonce_is_that_of_a_row_that_has_not_failed(fixture: &Fixture) {
-    let (one, two) = (gasless_row(9), gasless_row(10));
-    let signer = one.forward.as_ref().unwrap().signer();
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
-    for row in [&one, &two] {
-        assert_eq!(accept(fixture, row, None).await, Accepted::Stored);
-    }
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), Some(10));
-    fail(fixture, &two).await;
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), Some(9));
-    fail(fixture, &one).await;
-    assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
-    let stranger = baton::relay::request::forward::Signer { address: signer.forwarder, forwarder: Default::default() };
-    assert_eq!(fixture.store.last_nonce(stranger).await.unwrap(), None, "each forwarder counts its own");
-}
-
-async fn a_request_whose_nonce_is_taken_does_not_use_up_its_key(fixture: &Fixture) {
-    let (first, second) = (gasless_row(1), gasless_row(1));
-    assert_eq!(accept(fixture, &first, Some("one")).await, Accepted::Stored);
-    assert_eq!(
-        accept(fixture, &second, Some("one")).await,
-        Accepted::Duplicate(first.id),
-        "the key is looked at first"
-    );
-    assert_eq!(accept(fixture, &second, Some("two")).await, Accepted::NonceTaken(first.id));
-    assert_eq!(fixture.store.get(second.id).await.unwrap(), None);
-    let owner = |key: &'static str| fixture.store.key_owner("key", key);
-    assert_eq!(owner("one").await.unwrap(), Some(KeyOwner { id: first.id, body_sha256: [7; 32] }));
-    assert_eq!(owner("two").await.unwrap(), None);
-    // Twins in one group, whose nonce is taken, are told so both.
-    let key = || Some(IdempotencyKey { key: "three".into(), body_sha256: [7; 32] });
-    let group = [(gasless_row(1), key()), (gasless_row(1), key()), (gasless_row(2), None)];
-    let answers: Vec<_> = fixture.store.accept(&group).await.into_iter().map(Result::unwrap).collect();
-    assert_eq!(answers, [Accepted::NonceTaken(first.id), Accepted::NonceTaken(first.id), Accepted::Stored]);
+    assert_eq!((timeline[0].action.as_str(), timeline[0].at), ("noted", Timestamp(2)));
 }

@@ -1,6 +1,6 @@
-//! The API dies again and again while clients send, and then the store is taken away from it. What got 202 is done,
-//! what got 503 never is, and what got no answer is done once or not at all. Those who named their requests ask until
-//! they are told, and get one transaction each.
+//! The API is killed 22 times while clients send, and then loses its store. A request with 202 has one effect, a request
+//! with 503 none, and a request without an answer at most one. Clients with idempotency keys repeat their requests until
+//! they are accepted, and get one transaction each.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -10,19 +10,19 @@ use harness::engine::{self, TestEngine};
 use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 
-use crate::clients::{Client, Manners};
-use crate::stand::{SOON, Stand};
-use crate::story::{Story, a_tenth_unknown, mortal};
+use crate::load_client::{LoadClient, LoadProfile};
+use crate::relay_fixture::{RelayFixture, SOON};
+use crate::scenario::{Scenario, crash_setup, inject_unknown_outcomes};
 
 const KILLS: usize = 22;
-/// How many get to see 503, so that there is something that must never happen.
+/// Minimum number of 503 answers before the store comes back.
 const REFUSALS: usize = 10;
 
 #[tokio::test]
 async fn api_killed() {
-    let mut story = Story::begin("api_killed");
-    // Over two systems a row may have lost its message with the API that was to send it.
-    let mut plan = mortal(3).env("RECONCILE_PENDING_MS", "4000");
+    let mut scenario = Scenario::begin("api_killed");
+    // With separate store and queue, a killed API may leave a row without a message until the reconciler queues it.
+    let mut setup = crash_setup(3).env("RECONCILE_PENDING_MS", "4000");
     let link = match TestEngine::from_env() {
         TestEngine::Embedded => None,
         TestEngine::MySqlSqs | TestEngine::MySqlRabbitMq => {
@@ -30,60 +30,62 @@ async fn api_killed() {
         }
     };
     if let Some(link) = &link {
-        plan = plan.api_behind("DATABASE_URL", link);
+        setup = setup.api_behind("DATABASE_URL", link);
     }
-    let mut stand = plan.start().await;
-    stand.warm_up().await;
-    a_tenth_unknown(&stand, story.seed);
-    story.watch(&stand);
-    let manners = Manners { clients: 16, pause_max: Duration::from_millis(100), insistent: true };
-    let client = Client::of(&stand);
-    let seed = story.seed;
-    let (mut promises, ()) = tokio::join!(
-        client.crowd(manners, 0..2000, seed),
-        story.kill_again_and_again(&mut stand.api, KILLS, Duration::from_millis(900)),
+    let mut relay = setup.start().await;
+    relay.warm_up().await;
+    inject_unknown_outcomes(&relay, scenario.seed);
+    scenario.start_watching(&relay);
+    let profile = LoadProfile { clients: 16, pause_max: Duration::from_millis(100), retry_until_accepted: true };
+    let client = LoadClient::of(&relay);
+    let seed = scenario.seed;
+    let (mut answers, ()) = tokio::join!(
+        client.send_all(profile, 0..2000, seed),
+        scenario.kill_repeatedly(&mut relay.api, KILLS, Duration::from_millis(900)),
     );
-    stand.api.wait_ready(&format!("{}/ready", stand.base), SOON).await.unwrap();
-    assert!(promises.accepted.len() > 1000, "the clients got through: {}", promises.accepted.len());
+    relay.api.wait_ready(&format!("{}/ready", relay.base), SOON).await.unwrap();
+    assert!(answers.accepted.len() > 1000, "only {} requests were accepted", answers.accepted.len());
 
-    let away = Away::take(&stand, link.as_ref()).await;
-    let unlock = async {
+    let outage = StoreOutage::start(&relay, link.as_ref()).await;
+    let end_outage = async {
         eventually(SOON, "requests to be refused", || async {
             (client.refusals.load(Ordering::Relaxed) >= REFUSALS).then_some(())
         })
         .await;
-        away.give_back().await;
+        outage.end().await;
     };
-    let manners = Manners { insistent: false, ..manners };
-    let (locked_out, ()) = tokio::join!(client.crowd(manners, 2000..2064, seed), unlock);
-    promises.extend(locked_out);
+    let profile = LoadProfile { retry_until_accepted: false, ..profile };
+    let (during_outage, ()) = tokio::join!(client.send_all(profile, 2000..2064, seed), end_outage);
+    answers.extend(during_outage);
 
-    let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed_promises, 0);
+    let ledger = scenario.end(&relay, &answers).await;
+    assert_eq!(ledger.accepted_and_failed, 0);
 }
 
-/// The store, taken away from the API.
-enum Away<'l> {
+/// Makes the store unavailable to the API.
+enum StoreOutage<'l> {
+    /// A lock on the SQLite file.
     Locked(rusqlite::Connection),
-    Cut(&'l Proxy),
+    /// A link to MySQL that refuses connections.
+    Refused(&'l Proxy),
 }
 
-impl<'l> Away<'l> {
-    async fn take(stand: &Stand, link: Option<&'l Proxy>) -> Self {
+impl<'l> StoreOutage<'l> {
+    async fn start(relay: &RelayFixture, link: Option<&'l Proxy>) -> Self {
         if let Some(link) = link {
             link.set(Mode::Refuse).await;
-            return Self::Cut(link);
+            return Self::Refused(link);
         }
-        let lock = rusqlite::Connection::open(Path::new(&stand.env["BATON_DATA_DIR"]).join("baton.db")).unwrap();
+        let lock = rusqlite::Connection::open(Path::new(&relay.env["BATON_DATA_DIR"]).join("baton.db")).unwrap();
         lock.busy_timeout(SOON).unwrap();
         lock.execute_batch("BEGIN IMMEDIATE").unwrap();
         Self::Locked(lock)
     }
 
-    async fn give_back(self) {
+    async fn end(self) {
         match self {
             Self::Locked(lock) => lock.execute_batch("ROLLBACK").unwrap(),
-            Self::Cut(link) => link.set(Mode::Forward).await,
+            Self::Refused(link) => link.set(Mode::Forward).await,
         }
     }
 }

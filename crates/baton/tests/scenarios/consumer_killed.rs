@@ -1,30 +1,30 @@
-//! The consumer dies again and again while sixteen clients send and a tenth of the submissions get no clear answer.
+//! The consumer is killed 25 times while sixteen clients send and a tenth of the submissions have an unknown outcome.
 
 use std::time::Duration;
 
-use crate::clients::{Client, Manners};
-use crate::story::{Story, a_tenth_unknown, mortal};
+use crate::load_client::{LoadClient, LoadProfile};
+use crate::scenario::{Scenario, crash_setup, inject_unknown_outcomes};
 
 const KILLS: usize = 25;
 
 #[tokio::test]
 async fn consumer_killed() {
-    let mut story = Story::begin("consumer_killed");
-    let mut stand = mortal(3).start().await;
-    stand.warm_up().await;
-    a_tenth_unknown(&stand, story.seed);
-    story.watch(&stand);
-    let mut consumer = stand.consumers.remove(0);
-    let manners = Manners { clients: 16, pause_max: Duration::from_millis(100), insistent: false };
-    let client = Client::of(&stand);
-    let seed = story.seed;
-    let (promises, ()) = tokio::join!(
-        client.crowd(manners, 0..2000, seed),
-        story.kill_again_and_again(&mut consumer, KILLS, Duration::from_millis(700)),
+    let mut scenario = Scenario::begin("consumer_killed");
+    let mut relay = crash_setup(3).start().await;
+    relay.warm_up().await;
+    inject_unknown_outcomes(&relay, scenario.seed);
+    scenario.start_watching(&relay);
+    let mut consumer = relay.consumers.remove(0);
+    let profile = LoadProfile { clients: 16, pause_max: Duration::from_millis(100), retry_until_accepted: false };
+    let client = LoadClient::of(&relay);
+    let seed = scenario.seed;
+    let (answers, ()) = tokio::join!(
+        client.send_all(profile, 0..2000, seed),
+        scenario.kill_repeatedly(&mut consumer, KILLS, Duration::from_millis(700)),
     );
-    assert_eq!(promises.accepted.len(), 2000, "the API was there all the time: {:?}", promises.silences);
-    stand.consumers.push(consumer);
-    let ledger = story.end(&stand, &promises).await;
+    assert_eq!(answers.accepted.len(), 2000, "the API was up all the time: {:?}", answers.unanswered_causes);
+    relay.consumers.push(consumer);
+    let ledger = scenario.end(&relay, &answers).await;
     assert_eq!((ledger.confirmed, ledger.failed), (2000, 0));
-    assert!(ledger.unknown > 100, "a tenth was to be unknown, {} were", ledger.unknown);
+    assert!(ledger.unknown > 100, "about 200 unknown outcomes were to be injected, {} were", ledger.unknown);
 }

@@ -1,60 +1,57 @@
-//! The consumer dies at the worst moment: it has just stored that a transaction is to be sent again, and has not queued
-//! it yet. Nobody may have to wait for the sweep of forgotten rows, which comes after ten minutes.
+//! The consumer is killed after it has stored that a transaction is to be resent, and before it has queued the message. The
+//! transaction must not have to wait for the sweep of unclaimed rows, which comes after ten minutes.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use harness::engine::TestEngine;
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::relayer::PostFault;
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use crate::clients::{Client, Manners};
-use crate::stand::SOON;
-use crate::story::{Story, mortal};
+use crate::load_client::{ClientAnswers, LoadClient, LoadProfile};
+use crate::relay_fixture::SOON;
+use crate::scenario::{Scenario, crash_setup, inject_faults};
 
 const ROUNDS: usize = 3;
 const PER_ROUND: usize = 100;
 
 #[tokio::test]
 async fn killed_before_queueing() {
-    let mut story = Story::begin("killed_before_queueing");
-    let mut stand = mortal(2).engine(TestEngine::Embedded).env("BREAKER_FAILURES", "1000").start().await;
-    stand.warm_up().await;
-    for (number, relayer) in stand.relayers.iter().enumerate() {
-        let plan = FaultPlan::new(story.seed.wrapping_add(number as u64))
-            .with(PostFault::ErrorBeforeStoring, 0.3)
-            .with(PostFault::QueueUnavailable, 0.1);
-        relayer.set_faults(Faults::planned(plan));
-    }
-    story.watch(&stand);
-    let client = Client::of(&stand);
-    let manners = Manners { clients: 8, pause_max: Duration::from_millis(40), insistent: false };
-    let file = PathBuf::from(&stand.env["BATON_DATA_DIR"]).join("baton.db");
-    let mut promises = crate::clients::Promises::default();
+    let mut scenario = Scenario::begin("killed_before_queueing");
+    let mut relay = crash_setup(2).engine(TestEngine::Embedded).env("BREAKER_FAILURES", "1000").start().await;
+    relay.warm_up().await;
+    inject_faults(&relay, scenario.seed, |plan| {
+        plan.with(PostFault::ErrorBeforeStoring, 0.3).with(PostFault::QueueUnavailable, 0.1)
+    });
+    scenario.start_watching(&relay);
+    let client = LoadClient::of(&relay);
+    let profile = LoadProfile { clients: 8, pause_max: Duration::from_millis(40), retry_until_accepted: false };
+    let file = PathBuf::from(&relay.env["BATON_DATA_DIR"]).join("baton.db");
+    let mut answers = ClientAnswers::default();
     for round in 0..ROUNDS {
         let file = file.clone();
-        let catch = tokio::task::spawn_blocking(move || catch_a_gap(&file));
-        let crowd = client.crowd(manners, round * PER_ROUND..(round + 1) * PER_ROUND, story.seed);
+        let locking = tokio::task::spawn_blocking(move || lock_at_gap(&file));
+        let sending = client.send_all(profile, round * PER_ROUND..(round + 1) * PER_ROUND, scenario.seed);
         let kill = async {
-            // Where row and message are one commit there is no such moment, and nothing to kill for.
-            let Some(lock) = catch.await.unwrap() else { return 0 };
-            stand.consumers[0].kill9().await.unwrap();
+            // If row and message are one commit, no such gap exists and the consumer is not killed.
+            let Some(lock) = locking.await.unwrap() else { return 0 };
+            relay.consumers[0].kill9().await.unwrap();
             drop(lock);
-            stand.consumers[0].restart().await.unwrap();
+            relay.consumers[0].restart().await.unwrap();
             1
         };
-        let (more, kills) = tokio::join!(crowd, kill);
-        promises.extend(more);
-        story.kills += kills;
+        let (more, kills) = tokio::join!(sending, kill);
+        answers.extend(more);
+        scenario.kills += kills;
     }
-    let ledger = story.end(&stand, &promises).await;
-    assert_eq!((ledger.confirmed, ledger.failed), (promises.accepted.len(), 0));
+    let ledger = scenario.end(&relay, &answers).await;
+    assert_eq!((ledger.confirmed, ledger.failed), (answers.accepted.len(), 0));
 }
 
-/// Locks the database at a moment in which a transaction waits and no message speaks of it. The lock is kept until the
-/// connection goes.
-fn catch_a_gap(file: &PathBuf) -> Option<Connection> {
+/// Locks the database while a transaction is waiting and no message refers to it. Dropping the connection releases the
+/// lock.
+fn lock_at_gap(file: &PathBuf) -> Option<Connection> {
     let connection = Connection::open(file).unwrap();
     let until = Instant::now() + SOON / 3;
     while Instant::now() < until {

@@ -1,25 +1,25 @@
-//! Failure stories: the real binary on short clocks, one kind of trouble a file, and one ledger that must add up in the
-//! end (`ledger.rs`). Each prints its seed and a `SUMMARY` line; `SCENARIO_SEED` repeats a run, `scripts/torture` runs
-//! them mixed for as long as you like.
+//! Fault scenarios: the real binary with short timings, one kind of fault per file, and one ledger that is checked at the
+//! end (`ledger.rs`). Each scenario prints its seed and a `SUMMARY` line. `SCENARIO_SEED` repeats a run; `scripts/torture`
+//! runs the scenarios mixed for a given time.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod api_killed;
-mod clients;
 mod clock_jumps;
 mod consumer_killed;
 mod frozen_process;
 mod item_faults;
 mod killed_before_queueing;
 mod ledger;
-mod relayer_trouble;
-mod relayers_away;
-mod sigterm_under_load;
-#[path = "../it/stand.rs"]
+mod load_client;
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
-mod stand;
-mod story;
+mod relay_fixture;
+mod relayer_faults;
+mod relayers_away;
+mod scenario;
+mod sigterm_under_load;
+mod status_watcher;
 mod three_consumers;
-mod watch;
 mod webhooks_disorder;
 mod webhooks_lost;

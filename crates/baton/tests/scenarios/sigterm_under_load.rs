@@ -1,5 +1,6 @@
-//! Two consumers under load are told to stop in turn: each finishes what it has begun, hands back the rest at once, and
-//! ends well within its limit. With a lease of a minute, anything that was kept back would show.
+//! Two consumers under load get `SIGTERM` in turn: each finishes its submissions, returns unstarted messages immediately,
+//! and exits within its drain timeout. The lease is one minute, so a message that is not returned delays the scenario
+//! visibly.
 
 use std::time::{Duration, Instant};
 
@@ -7,55 +8,55 @@ use harness::engine::TestEngine;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
 
-use crate::clients::{Client, Manners};
-use crate::stand::SOON;
-use crate::story::{Story, mortal, until_final};
+use crate::load_client::{LoadClient, LoadProfile};
+use crate::relay_fixture::SOON;
+use crate::scenario::{Scenario, crash_setup, until_final};
 
 const ROUNDS: usize = 4;
 const PER_ROUND: usize = 300;
-const LIMIT: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn sigterm_under_load() {
-    let mut story = Story::begin("sigterm_under_load");
-    // Servers accept more slowly, and yet the clients are to be ahead.
+    let mut scenario = Scenario::begin("sigterm_under_load");
+    // The servers accept more slowly; slower relayers and less concurrency keep a backlog all the same.
     let (at_once, answer_after) = match TestEngine::from_env() {
         TestEngine::Embedded => (16, Duration::from_millis(250)),
         TestEngine::MySqlSqs | TestEngine::MySqlRabbitMq => (8, Duration::from_millis(400)),
     };
-    let plan = mortal(3).env("QUEUE_LEASE_MS", "60000").env("CONSUMER_CONCURRENCY", at_once.to_string());
-    let limit = LIMIT.as_millis().to_string();
-    let mut stand = plan.env("CONSUMER_DRAIN_TIMEOUT_MS", limit).start().await;
-    stand.add_consumer().await;
-    stand.warm_up().await;
-    for relayer in &stand.relayers {
+    let setup = crash_setup(3).env("QUEUE_LEASE_MS", "60000").env("CONSUMER_CONCURRENCY", at_once.to_string());
+    let drain_timeout = DRAIN_TIMEOUT.as_millis().to_string();
+    let mut relay = setup.env("CONSUMER_DRAIN_TIMEOUT_MS", drain_timeout).start().await;
+    relay.add_consumer().await;
+    relay.warm_up().await;
+    for relayer in &relay.relayers {
         relayer.set_faults(Faults::every(PostFault::Slow(answer_after)));
     }
-    story.watch(&stand);
-    let client = Client::of(&stand);
-    let manners = Manners { clients: 32, pause_max: Duration::from_millis(5), insistent: false };
-    let mut promises = crate::clients::Promises::default();
+    scenario.start_watching(&relay);
+    let client = LoadClient::of(&relay);
+    let profile = LoadProfile { clients: 32, pause_max: Duration::from_millis(5), retry_until_accepted: false };
+    let mut answers = crate::load_client::ClientAnswers::default();
     for round in 0..ROUNDS {
-        promises.extend(client.crowd(manners, round * PER_ROUND..(round + 1) * PER_ROUND, story.seed).await);
-        eventually(SOON, "both to be at work with more waiting", || async {
+        answers.extend(client.send_all(profile, round * PER_ROUND..(round + 1) * PER_ROUND, scenario.seed).await);
+        eventually(SOON, "both consumers to be busy and messages to wait", || async {
             let (_, health) = client.get("/health").await?;
             let (store, queue) = (&health["parts"]["store"], &health["parts"]["queue"]);
             (store["claims"].as_u64()? > at_once && queue["ready"].as_u64()? > 50).then_some(())
         })
         .await;
-        let moment = story.moment(Duration::from_millis(250));
-        tokio::time::sleep(moment).await;
-        let consumer = &mut stand.consumers[round % 2];
-        let told = Instant::now();
+        let pause = scenario.random_pause(Duration::from_millis(250));
+        tokio::time::sleep(pause).await;
+        let consumer = &mut relay.consumers[round % 2];
+        let signalled = Instant::now();
         consumer.sigterm().unwrap();
-        let exit = consumer.wait_exit(LIMIT).await.unwrap();
+        let exit = consumer.wait_exit(DRAIN_TIMEOUT).await.unwrap();
         assert_eq!(exit.code(), Some(0), "{}", consumer.log_excerpt());
-        println!("  stopped after {:?}", told.elapsed());
-        assert_eq!(until_final(&stand, SOON).await, None, "the other one takes the rest at once");
-        stand.consumers[round % 2].restart().await.unwrap();
+        println!("  stopped after {:?}", signalled.elapsed());
+        assert_eq!(until_final(&relay, SOON).await, None, "the other consumer takes the rest immediately");
+        relay.consumers[round % 2].restart().await.unwrap();
     }
-    assert!(promises.unanswered.is_empty(), "the API was there all the time: {:?}", promises.silences);
-    let ledger = story.end(&stand, &promises).await;
+    assert!(answers.unanswered.is_empty(), "the API was up all the time: {:?}", answers.unanswered_causes);
+    let ledger = scenario.end(&relay, &answers).await;
     assert_eq!((ledger.confirmed, ledger.failed), (ROUNDS * PER_ROUND, 0));
-    assert_eq!(ledger.unknown, 0, "nothing was left half-done");
+    assert_eq!(ledger.unknown, 0, "no submission was interrupted");
 }

@@ -1,33 +1,33 @@
-//! Three consumers share one queue and die in turn: each one's work is taken over by the others.
+//! Three consumers share one queue and are killed in turn: the others take over each one's work.
 
 use std::time::Duration;
 
-use crate::clients::{Client, Manners};
-use crate::story::{Story, a_tenth_unknown, mortal};
+use crate::load_client::{LoadClient, LoadProfile};
+use crate::scenario::{Scenario, crash_setup, inject_unknown_outcomes};
 
 const ROUNDS: usize = 7;
 
 #[tokio::test]
 async fn three_consumers() {
-    let mut story = Story::begin("three_consumers");
-    let mut stand = mortal(3).start().await;
-    stand.add_consumer().await;
-    stand.add_consumer().await;
-    stand.warm_up().await;
-    a_tenth_unknown(&stand, story.seed);
-    story.watch(&stand);
-    let manners = Manners { clients: 16, pause_max: Duration::from_millis(120), insistent: false };
-    let client = Client::of(&stand);
-    let seed = story.seed;
+    let mut scenario = Scenario::begin("three_consumers");
+    let mut relay = crash_setup(3).start().await;
+    relay.add_consumer().await;
+    relay.add_consumer().await;
+    relay.warm_up().await;
+    inject_unknown_outcomes(&relay, scenario.seed);
+    scenario.start_watching(&relay);
+    let profile = LoadProfile { clients: 16, pause_max: Duration::from_millis(120), retry_until_accepted: false };
+    let client = LoadClient::of(&relay);
+    let seed = scenario.seed;
     let kill = async {
         for _ in 0..ROUNDS {
-            for consumer in &mut stand.consumers {
-                story.kill_again_and_again(consumer, 1, Duration::from_millis(600)).await;
+            for consumer in &mut relay.consumers {
+                scenario.kill_repeatedly(consumer, 1, Duration::from_millis(600)).await;
             }
         }
     };
-    let (promises, ()) = tokio::join!(client.crowd(manners, 0..1500, seed), kill);
-    assert_eq!(promises.accepted.len(), 1500, "the API was there all the time");
-    let ledger = story.end(&stand, &promises).await;
+    let (answers, ()) = tokio::join!(client.send_all(profile, 0..1500, seed), kill);
+    assert_eq!(answers.accepted.len(), 1500, "the API was up all the time");
+    let ledger = scenario.end(&relay, &answers).await;
     assert_eq!((ledger.confirmed, ledger.failed), (1500, 0));
 }

@@ -1,27 +1,27 @@
-//! Webhooks come twice, in any order, before the answer they belong to, and long after the end: readers of the status
-//! and of the list never see a state go back.
+//! Webhooks arrive twice, in any order, before the answer to their submission, and long after the final status: readers of
+//! the status and of the list never see a status move back.
 
 use std::time::Duration;
 
 use harness::relayer::{Status, WebhookFaults};
 use harness::wait::eventually_ok;
 
-use crate::clients::{Client, Manners};
-use crate::stand::LATER;
-use crate::story::{Story, mortal, until_final};
+use crate::load_client::{LoadClient, LoadProfile};
+use crate::relay_fixture::LATER;
+use crate::scenario::{Scenario, crash_setup, until_final};
 
 const TRANSACTIONS: usize = 600;
 
 #[tokio::test]
 async fn webhooks_disorder() {
-    let mut story = Story::begin("webhooks_disorder");
-    // What the last one loses is asked for, but not before the late ones are in.
-    let mut plan = mortal(4).env("RECONCILE_SUBMITTED_MS", "5000");
+    let mut scenario = Scenario::begin("webhooks_disorder");
+    // The reconciler polls for the webhooks that the last relayer loses, but not before the late webhooks arrive.
+    let mut setup = crash_setup(4).env("RECONCILE_SUBMITTED_MS", "5000");
     for index in 0..4 {
-        plan = plan.relayer(index, |options| options.seed = story.seed.wrapping_add(index as u64));
+        setup = setup.relayer(index, |options| options.seed = scenario.seed.wrapping_add(index as u64));
     }
-    let stand = plan.start().await;
-    stand.warm_up().await;
+    let relay = setup.start().await;
+    relay.warm_up().await;
     let within = Duration::from_secs(1);
     let faults = [
         WebhookFaults { repeat: 1.0, reorder: 0.7, reorder_within: within, ..WebhookFaults::default() },
@@ -29,22 +29,22 @@ async fn webhooks_disorder() {
         WebhookFaults { before_answer: Some(Status::Confirmed), repeat: 0.5, ..WebhookFaults::default() },
         WebhookFaults { delay: within, lose: 0.2, reorder: 0.5, reorder_within: within, ..WebhookFaults::default() },
     ];
-    for (relayer, webhooks) in stand.relayers.iter().zip(faults) {
+    for (relayer, webhooks) in relay.relayers.iter().zip(faults) {
         relayer.change_faults(|faults| faults.webhooks = webhooks);
     }
-    story.watch(&stand);
-    let manners = Manners { clients: 16, pause_max: Duration::from_millis(100), insistent: false };
-    let promises = Client::of(&stand).crowd(manners, 0..TRANSACTIONS, story.seed).await;
-    assert_eq!(until_final(&stand, LATER).await, None);
-    eventually_ok(LATER, "every webhook to be tried, the late ones too", || async {
-        let open: usize = stand.relayers.iter().map(untried).sum();
-        if open == 0 { Ok(()) } else { Err(format!("{open} to come")) }
+    scenario.start_watching(&relay);
+    let profile = LoadProfile { clients: 16, pause_max: Duration::from_millis(100), retry_until_accepted: false };
+    let answers = LoadClient::of(&relay).send_all(profile, 0..TRANSACTIONS, scenario.seed).await;
+    assert_eq!(until_final(&relay, LATER).await, None);
+    eventually_ok(LATER, "every webhook to be attempted, including late ones", || async {
+        let open: usize = relay.relayers.iter().map(unattempted).sum();
+        if open == 0 { Ok(()) } else { Err(format!("{open} not attempted")) }
     })
     .await;
-    let ledger = story.end(&stand, &promises).await;
+    let ledger = scenario.end(&relay, &answers).await;
     assert_eq!((ledger.confirmed, ledger.failed), (TRANSACTIONS, 0));
 }
 
-fn untried(relayer: &harness::relayer::Relayer) -> usize {
+fn unattempted(relayer: &harness::relayer::Relayer) -> usize {
     relayer.deliveries().iter().filter(|webhook| webhook.attempts == 0 && !webhook.lost).count()
 }

@@ -1,46 +1,43 @@
-//! SQS delivers at least once: every message is there three times, first before anybody has seen it and then while
-//! two consumers are at work on it. It acts once.
+//! SQS delivers at least once: each message is copied, first before a consumer runs and then while two consumers handle it.
+//! It has one effect.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::time::Duration;
 
 use harness::engine::TestEngine;
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::relayer::PostFault;
 
-use crate::clients::Client;
-use crate::emulator::SqsQueue;
-use crate::stand::LATER;
-use crate::story::{Story, until_final};
-use crate::trouble::{CROWD, short_clocks, until_queue_empty};
+use crate::load_client::LoadClient;
+use crate::outage::{RETRYING_LOAD, short_timings, until_queue_empty};
+use crate::relay_fixture::LATER;
+use crate::scenario::{Scenario, inject_faults, until_final};
+use crate::sqs_queue::SqsQueue;
 
 const EACH: usize = 240;
 const COPIES: usize = 2;
 
 #[tokio::test]
 async fn duplicates() {
-    let mut story = Story::begin("duplicates");
-    let mut stand = short_clocks().engine(TestEngine::MySqlSqs).env("REQUEST_TIMEOUT_MS", "30000").start().await;
-    stand.warm_up().await;
-    for (number, relayer) in stand.relayers.iter().enumerate() {
-        // Some are slow, so that the copy comes while the original is under way.
-        let plan = FaultPlan::new(story.seed.wrapping_add(number as u64))
-            .with(PostFault::Slow(Duration::from_millis(300)), 0.5)
-            .with(PostFault::ErrorAfterStoring, 0.05);
-        relayer.set_faults(Faults::planned(plan));
-    }
-    story.watch(&stand);
-    stand.consumers.remove(0).kill9().await.unwrap();
-    stand.consumer_bases.clear();
-    story.kills = 1;
-    let client = Client::of(&stand);
-    let queue = SqsQueue::live(&stand);
-    let mut promises = client.crowd(CROWD, 0..EACH, story.seed).await;
-    let mut seen = HashSet::new();
+    let mut scenario = Scenario::begin("duplicates");
+    let mut relay = short_timings().engine(TestEngine::MySqlSqs).env("REQUEST_TIMEOUT_MS", "30000").start().await;
+    relay.warm_up().await;
+    // Slow answers: the copy arrives while the original is being handled.
+    inject_faults(&relay, scenario.seed, |plan| {
+        plan.with(PostFault::Slow(Duration::from_millis(300)), 0.5).with(PostFault::ErrorAfterStoring, 0.05)
+    });
+    scenario.start_watching(&relay);
+    relay.consumers.remove(0).kill9().await.unwrap();
+    relay.consumer_bases.clear();
+    scenario.kills = 1;
+    let client = LoadClient::of(&relay);
+    let queue = SqsQueue::live(&relay);
+    let mut answers = client.send_all(RETRYING_LOAD, 0..EACH, scenario.seed).await;
+    let mut received = HashSet::new();
     let copied = Cell::new(0);
-    while seen.len() < EACH {
+    while received.len() < EACH {
         for message in queue.receive(5).await {
-            if seen.insert(message["MessageId"].as_str().unwrap().to_owned()) && seen.len() <= EACH {
+            if received.insert(message["MessageId"].as_str().unwrap().to_owned()) && received.len() <= EACH {
                 for _ in 0..COPIES {
                     queue.copy(&message).await;
                     copied.set(copied.get() + 1);
@@ -48,15 +45,15 @@ async fn duplicates() {
             }
         }
     }
-    stand.add_consumer().await;
-    stand.add_consumer().await;
+    relay.add_consumer().await;
+    relay.add_consumer().await;
     let over = Cell::new(false);
     let sent = async {
-        let sent = client.crowd(CROWD, EACH..2 * EACH, story.seed).await;
+        let sent = client.send_all(RETRYING_LOAD, EACH..2 * EACH, scenario.seed).await;
         over.set(true);
         sent
     };
-    // As quick as the consumers: a part of the messages is copied and put back at once.
+    // Competes with the consumers: some messages are copied and returned immediately.
     let known = RefCell::new(HashSet::new());
     let copying = async {
         while !over.get() {
@@ -69,11 +66,11 @@ async fn duplicates() {
         }
     };
     let (sent, ()) = tokio::join!(sent, copying);
-    promises.extend(sent);
-    assert_eq!(promises.accepted.len(), 2 * EACH, "nothing stood in the way");
-    assert_eq!(until_final(&stand, LATER).await, None);
-    until_queue_empty(&stand).await;
-    println!("  {} messages were there once more", copied.get());
-    let ledger = story.end(&stand, &promises).await;
+    answers.extend(sent);
+    assert_eq!(answers.accepted.len(), 2 * EACH, "nothing disturbs the API here");
+    assert_eq!(until_final(&relay, LATER).await, None);
+    until_queue_empty(&relay).await;
+    println!("  {} messages were copied", copied.get());
+    let ledger = scenario.end(&relay, &answers).await;
     assert_eq!((ledger.confirmed, ledger.failed), (2 * EACH, 0));
 }

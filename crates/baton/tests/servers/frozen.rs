@@ -1,44 +1,44 @@
-//! Each server is frozen with `SIGSTOP` under load: its connections stay open and nothing answers. Every call is answered
-//! while it is still frozen; when it goes on, what it does late is harmless.
+//! Each server is frozen with `SIGSTOP` under load: its connections stay open without answers. The API answers every request
+//! during the freeze; the server's late answers afterwards do no harm.
 
 use std::time::Duration;
 
 use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 
-use crate::clients::{Client, Promises};
-use crate::stand::Stand;
-use crate::story::Story;
-use crate::trouble::{ONCE, OWN_SERIALS, load_during, stand_on};
+use crate::load_client::{ClientAnswers, LoadClient};
+use crate::outage::{OUTAGE_SERIALS, SINGLE_TRY_LOAD, load_during, start_on};
+use crate::relay_fixture::RelayFixture;
+use crate::scenario::Scenario;
 
 async fn frozen(name: &'static str, engine: TestEngine, server: Server) {
-    let mut story = Story::begin(name);
+    let mut scenario = Scenario::begin(name);
     let servers = Servers::of(engine).await;
-    let stand = stand_on(&servers).await;
-    story.watch(&stand);
-    let known = stand.send_serial(crate::stand::WARM_UP + 1000).await;
-    let (pause, seed) = (story.moment(Duration::from_millis(1000)), story.seed);
-    let freeze = async |client: &Client| {
+    let relay = start_on(&servers).await;
+    scenario.start_watching(&relay);
+    let known = relay.send_serial(crate::relay_fixture::WARM_UP + 1000).await;
+    let (pause, seed) = (scenario.random_pause(Duration::from_millis(1000)), scenario.seed);
+    let freeze = async |client: &LoadClient| {
         tokio::time::sleep(pause).await;
         servers.freeze(server);
-        // Whoever still waits for an answer after its own patience, long after the limit of a request, was left hanging.
-        let (promises, (), ()) = tokio::join!(
-            client.crowd(ONCE, OWN_SERIALS..OWN_SERIALS + 60, seed),
-            questions(&stand, &stand.base, &known),
-            questions(&stand, &stand.consumer_bases[0], &known),
+        // The clients' timeout is far longer than the API's request timeout: a client that runs into it was left hanging.
+        let (answers, (), ()) = tokio::join!(
+            client.send_all(SINGLE_TRY_LOAD, OUTAGE_SERIALS..OUTAGE_SERIALS + 60, seed),
+            read_all(&relay, &relay.base, &known),
+            read_all(&relay, &relay.consumer_bases[0], &known),
         );
         servers.thaw(server);
-        promises
+        answers
     };
-    let promises: Promises = load_during(&story, &stand, freeze).await;
-    let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed_promises, 0, "an outage is not the work's fault");
+    let answers: ClientAnswers = load_during(&scenario, &relay, freeze).await;
+    let ledger = scenario.end(&relay, &answers).await;
+    assert_eq!(ledger.accepted_and_failed, 0, "an outage fails no accepted transaction");
 }
 
-/// Every question that a process answers.
-async fn questions(stand: &Stand, base: &str, known: &str) {
+/// Requests every readable path of a process; each must be answered in time.
+async fn read_all(relay: &RelayFixture, base: &str, known: &str) {
     let unknown = uuid::Uuid::new_v4();
-    let asked = [
+    let paths = [
         "/live".to_owned(),
         "/ready".to_owned(),
         "/health".to_owned(),
@@ -48,13 +48,13 @@ async fn questions(stand: &Stand, base: &str, known: &str) {
         format!("/api/v1/relay/status/{unknown}"),
         format!("/api/v1/relay/transactions/{known}/timeline"),
     ];
-    let asked = asked.iter().map(|path| async move {
-        let request = stand.http.get(format!("{base}{path}")).header("x-api-key", crate::stand::API_KEY);
-        let answer = request.timeout(crate::stand::SOON).send().await;
-        let status = answer.map(|answer| answer.status().as_u16());
+    let reads = paths.iter().map(|path| async move {
+        let request = relay.http.get(format!("{base}{path}")).header("x-api-key", crate::relay_fixture::API_KEY);
+        let response = request.timeout(crate::relay_fixture::SOON).send().await;
+        let status = response.map(|response| response.status().as_u16());
         assert!(matches!(status, Ok(200 | 404 | 503 | 504)), "{base}{path}: {status:?}");
     });
-    futures::future::join_all(asked).await;
+    futures::future::join_all(reads).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,4 @@
-//! Each server is killed with `kill -9` under load and started again: what was accepted is done, once, and what was
-//! refused is not.
+//! Each server is killed with `kill -9` under load and restarted: accepted requests have one effect, refused requests none.
 
 use std::time::Duration;
 
@@ -7,39 +6,39 @@ use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 use harness::wait::eventually;
 
-use crate::clients::{Client, Promises};
-use crate::stand::{SOON, Stand};
-use crate::story::Story;
-use crate::trouble::{consumer_metric, load_during, stand_on};
+use crate::load_client::{ClientAnswers, LoadClient};
+use crate::outage::{load_during, start_on};
+use crate::relay_fixture::{RelayFixture, SOON};
+use crate::scenario::Scenario;
 
-async fn killed(name: &'static str, engine: TestEngine, server: Server, times: usize) -> (Stand, Servers) {
-    let mut story = Story::begin(name);
+async fn killed(name: &'static str, engine: TestEngine, server: Server, times: usize) -> (RelayFixture, Servers) {
+    let mut scenario = Scenario::begin(name);
     let servers = Servers::of(engine).await;
-    let stand = stand_on(&servers).await;
-    story.watch(&stand);
-    let pauses: Vec<_> = (0..times).map(|_| story.moment(Duration::from_millis(1500))).collect();
-    let kill = async |client: &Client| {
+    let relay = start_on(&servers).await;
+    scenario.start_watching(&relay);
+    let pauses: Vec<_> = (0..times).map(|_| scenario.random_pause(Duration::from_millis(1500))).collect();
+    let kill = async |client: &LoadClient| {
         for pause in pauses {
             tokio::time::sleep(pause).await;
-            // So that the queue has something to lose.
-            stand.consumers[0].sigstop().unwrap();
-            until_some_wait(client).await;
+            // A frozen consumer leaves messages in the queue, which the killed server may lose.
+            relay.consumers[0].sigstop().unwrap();
+            until_pending(client).await;
             servers.kill(server).await;
-            stand.consumers[0].sigcont().unwrap();
+            relay.consumers[0].sigcont().unwrap();
             servers.restart(server).await;
         }
-        Promises::default()
+        ClientAnswers::default()
     };
-    let promises = load_during(&story, &stand, kill).await;
-    story.kills = times;
-    let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed_promises, 0, "an outage is not the work's fault");
-    (stand, servers)
+    let answers = load_during(&scenario, &relay, kill).await;
+    scenario.kills = times;
+    let ledger = scenario.end(&relay, &answers).await;
+    assert_eq!(ledger.accepted_and_failed, 0, "an outage fails no accepted transaction");
+    (relay, servers)
 }
 
-/// Waits until there are rows that nobody has taken yet.
-async fn until_some_wait(client: &Client) {
-    eventually(SOON, "rows that wait", || async {
+/// Waits until ten rows are pending.
+async fn until_pending(client: &LoadClient) {
+    eventually(SOON, "pending rows", || async {
         let (_, page) = client.get("/api/v1/relay/transactions?status=pending").await?;
         page["transactions"].as_array().is_some_and(|rows| rows.len() >= 10).then_some(())
     })
@@ -51,13 +50,13 @@ async fn mariadb_killed() {
     killed("mariadb_killed", TestEngine::MySqlSqs, Server::MariaDb, 3).await;
 }
 
-/// It forgets its messages and even its queues: the rows know better.
+/// The emulator loses its messages and queues; the reconciler restores the messages from the rows.
 #[tokio::test]
 async fn sqs_killed() {
-    let (stand, _servers) = killed("sqs_killed", TestEngine::MySqlSqs, Server::Sqs, 2).await;
-    let again = consumer_metric(&stand, 0, "baton_reconciler_total", "unclaimed").await;
-    println!("  {again} messages were lost with the server and queued again");
-    assert!(again > 0.0, "nothing was lost with the server");
+    let (relay, _servers) = killed("sqs_killed", TestEngine::MySqlSqs, Server::Sqs, 2).await;
+    let requeued = relay.consumer_metric(0, "baton_reconciler_total", "unclaimed").await;
+    println!("  {requeued} messages were lost with the server and requeued");
+    assert!(requeued > 0.0, "no message was lost with the server");
 }
 
 #[tokio::test]

@@ -1,32 +1,32 @@
-//! Failure stories of the servers themselves: MySQL, SQS, RabbitMQ and Redis are killed, frozen, slowed down, filled up
-//! or made to repeat themselves while clients send, and the ledger of the other stories (`scenarios`) must add up. What a
-//! story may kill is its own (`harness::servers`); the others use what `scripts/services` has started.
+//! Fault scenarios of the servers: MySQL, SQS, RabbitMQ and Redis are killed, frozen, slowed down, exhausted or made to
+//! deliver duplicates while clients send; the ledger of `scenarios` is checked at the end. A scenario that kills or freezes
+//! a server starts its own (`harness::servers`); the others use the servers of `scripts/services`.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
-#[path = "../scenarios/clients.rs"]
-mod clients;
 mod dead_letters;
 mod duplicates;
-mod emulator;
 mod frozen;
 mod frozen_with_locks;
 mod killed;
 #[path = "../scenarios/ledger.rs"]
 mod ledger;
+#[path = "../scenarios/load_client.rs"]
+mod load_client;
 mod mysql_full;
 mod mysql_locks;
 mod mysql_read_only;
 mod mysql_slow;
+mod outage;
 mod queue_at_accept;
 mod redis_gone;
-mod slow_submit;
-#[path = "../it/stand.rs"]
+#[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
-mod stand;
-#[path = "../scenarios/story.rs"]
-#[expect(dead_code, reason = "the other stories use the rest of it")]
-mod story;
-mod trouble;
-#[path = "../scenarios/watch.rs"]
-mod watch;
+mod relay_fixture;
+#[path = "../scenarios/scenario.rs"]
+#[expect(dead_code, reason = "the other scenarios use the rest of it")]
+mod scenario;
+mod slow_submit;
+mod sqs_queue;
+#[path = "../scenarios/status_watcher.rs"]
+mod status_watcher;

@@ -1,40 +1,40 @@
-//! Redis goes and never comes back: everything goes on, and no reader sees an error or a step back.
+//! Redis is killed for good: the relay continues, and no reader sees an error or a status that moves back.
 
 use harness::engine::TestEngine;
 use harness::servers::{Server, Servers};
 
-use crate::clients::{Client, Promises};
-use crate::stand::Stand;
-use crate::story::Story;
-use crate::trouble::{load_during, stand_on};
+use crate::load_client::{ClientAnswers, LoadClient};
+use crate::outage::{load_during, start_on};
+use crate::relay_fixture::RelayFixture;
+use crate::scenario::Scenario;
 
 #[tokio::test]
 async fn redis_gone() {
-    let mut story = Story::begin("redis_gone");
+    let mut scenario = Scenario::begin("redis_gone");
     let servers = Servers::of(TestEngine::MySqlSqs).await;
-    let stand = stand_on(&servers).await;
-    story.watch(&stand);
-    // Some that are in the cache, and some that are not final yet.
-    let sent = stand.send_many(crate::stand::WARM_UP + 1000..crate::stand::WARM_UP + 1040).await;
-    let gone = async |_: &Client| {
-        read_all(&stand, &sent).await;
+    let relay = start_on(&servers).await;
+    scenario.start_watching(&relay);
+    // Some of these are cached, and some are not final yet.
+    let sent = relay.send_many(crate::relay_fixture::WARM_UP + 1000..crate::relay_fixture::WARM_UP + 1040).await;
+    let gone = async |_: &LoadClient| {
+        read_all(&relay, &sent).await;
         servers.kill(Server::Redis).await;
         for _ in 0..5 {
-            read_all(&stand, &sent).await;
+            read_all(&relay, &sent).await;
         }
-        Promises::default()
+        ClientAnswers::default()
     };
-    let promises = load_during(&story, &stand, gone).await;
-    story.kills = 1;
-    assert_eq!((promises.refused.len(), promises.unanswered.len()), (0, 0), "it is a cache, and only that");
-    let ledger = story.end(&stand, &promises).await;
-    assert_eq!(ledger.failed_promises, 0);
-    read_all(&stand, &sent).await;
+    let answers = load_during(&scenario, &relay, gone).await;
+    scenario.kills = 1;
+    assert_eq!((answers.refused.len(), answers.unanswered.len()), (0, 0), "Redis is only a cache");
+    let ledger = scenario.end(&relay, &answers).await;
+    assert_eq!(ledger.accepted_and_failed, 0);
+    read_all(&relay, &sent).await;
 }
 
 /// Panics unless each is answered with its status.
-async fn read_all(stand: &Stand, sent: &[(String, String)]) {
+async fn read_all(relay: &RelayFixture, sent: &[(String, String)]) {
     for (id, _) in sent {
-        stand.status(id).await;
+        relay.status(id).await;
     }
 }

@@ -1,83 +1,80 @@
-//! A relayer takes longer than a message is leased for, and the lease cannot be renewed: first because the way to SQS is
-//! gone, then because the consumer is frozen. Another consumer is given the message, and there is one effect.
+//! A submission takes longer than the message's lease, and the lease cannot be renewed: first because the link to SQS is
+//! silent, then because the consumer is frozen. Another consumer receives the message, and there is one effect.
 
 use std::time::Duration;
 
-use harness::engine::{TestEngine, server};
-use harness::proxy::{Mode, Proxy};
-use harness::relayer::{FaultPlan, Faults, PostFault};
+use harness::engine::TestEngine;
+use harness::proxy::Mode;
+use harness::relayer::PostFault;
 use harness::wait::eventually_ok;
 
-use crate::clients::{Client, Promises};
-use crate::stand::{LATER, SOON, Stand};
-use crate::story::{Story, until_final};
-use crate::trouble::{CROWD, consumer_metric, short_clocks};
+use crate::load_client::{ClientAnswers, LoadClient};
+use crate::outage::{RETRYING_LOAD, link_to, short_timings};
+use crate::relay_fixture::{LATER, RelayFixture, SOON};
+use crate::scenario::{Scenario, inject_faults, until_final};
 
 const LEASE_MS: u64 = 1000;
 const EACH: usize = 150;
 
 #[tokio::test]
 async fn slow_submit() {
-    let mut story = Story::begin("slow_submit");
-    let url = reqwest::Url::parse(&server("BATON_TEST_SQS_URL")).unwrap();
-    let link = Proxy::start(format!("127.0.0.1:{}", url.port().unwrap())).await;
-    let mut stand = short_clocks()
+    let mut scenario = Scenario::begin("slow_submit");
+    let link = link_to("BATON_TEST_SQS_URL").await;
+    let mut relay = short_timings()
         .engine(TestEngine::MySqlSqs)
         .env("QUEUE_LEASE_MS", LEASE_MS.to_string())
         .env("RELAYER_SUBMIT_TIMEOUT_MS", "8000")
         .env("RELAYER_HANDLER_TIMEOUT_MS", "8000")
         .start()
         .await;
-    // The second one, and it alone, reaches SQS by the link.
-    let direct = stand.env.insert("SQS_ENDPOINT_URL".to_owned(), link.url()).unwrap();
-    stand.add_consumer().await;
-    stand.env.insert("SQS_ENDPOINT_URL".to_owned(), direct);
-    stand.warm_up().await;
-    for (number, relayer) in stand.relayers.iter().enumerate() {
-        let plan = FaultPlan::new(story.seed.wrapping_add(number as u64))
-            .with(PostFault::Slow(Duration::from_millis(4 * LEASE_MS)), 0.3)
-            .with(PostFault::Slow(Duration::from_millis(LEASE_MS)), 0.3);
-        relayer.set_faults(Faults::planned(plan));
-    }
-    story.watch(&stand);
-    let client = Client::of(&stand);
-    let mut promises = Promises::default();
+    // Only the second consumer reaches SQS through the link.
+    let direct = relay.env.insert("SQS_ENDPOINT_URL".to_owned(), link.url()).unwrap();
+    relay.add_consumer().await;
+    relay.env.insert("SQS_ENDPOINT_URL".to_owned(), direct);
+    relay.warm_up().await;
+    inject_faults(&relay, scenario.seed, |plan| {
+        plan.with(PostFault::Slow(Duration::from_millis(4 * LEASE_MS)), 0.3)
+            .with(PostFault::Slow(Duration::from_millis(LEASE_MS)), 0.3)
+    });
+    scenario.start_watching(&relay);
+    let client = LoadClient::of(&relay);
+    let mut answers = ClientAnswers::default();
 
     // Leases are renewed.
-    promises.extend(client.crowd(CROWD, 0..EACH, story.seed).await);
+    answers.extend(client.send_all(RETRYING_LOAD, 0..EACH, scenario.seed).await);
 
-    // They cannot be: the other one meets messages whose rows are claimed.
-    let (sent, ()) = tokio::join!(client.crowd(CROWD, EACH..2 * EACH, story.seed), async {
-        until_busy(&stand, 1).await;
+    // Renewal is impossible: the other consumer receives messages whose rows are claimed.
+    let (sent, ()) = tokio::join!(client.send_all(RETRYING_LOAD, EACH..2 * EACH, scenario.seed), async {
+        until_busy(&relay, 1).await;
         link.set(Mode::BlackHole).await;
     });
-    promises.extend(sent);
+    answers.extend(sent);
     eventually_ok(SOON, "leases to be lost", || async {
-        let lost = consumer_metric(&stand, 1, "pipeline_lease_lost_total", "").await;
+        let lost = relay.consumer_metric(1, "pipeline_lease_lost_total", "").await;
         if lost > 0.0 { Ok(()) } else { Err(lost) }
     })
     .await;
     link.set(Mode::Cut).await;
     link.set(Mode::Forward).await;
 
-    // Nobody is there to do it.
-    let (sent, ()) = tokio::join!(client.crowd(CROWD, 2 * EACH..3 * EACH, story.seed), async {
-        until_busy(&stand, 1).await;
-        stand.consumers[1].sigstop().unwrap();
+    // The consumer is frozen and renews nothing.
+    let (sent, ()) = tokio::join!(client.send_all(RETRYING_LOAD, 2 * EACH..3 * EACH, scenario.seed), async {
+        until_busy(&relay, 1).await;
+        relay.consumers[1].sigstop().unwrap();
     });
-    promises.extend(sent);
-    assert_eq!(until_final(&stand, LATER).await, None);
-    stand.consumers[1].sigcont().unwrap();
+    answers.extend(sent);
+    assert_eq!(until_final(&relay, LATER).await, None);
+    relay.consumers[1].sigcont().unwrap();
 
-    assert_eq!(promises.accepted.len(), 3 * EACH, "the API was well all the time");
-    let ledger = story.end(&stand, &promises).await;
+    assert_eq!(answers.accepted.len(), 3 * EACH, "the API was healthy all the time");
+    let ledger = scenario.end(&relay, &answers).await;
     assert_eq!((ledger.confirmed, ledger.failed), (3 * EACH, 0));
 }
 
-/// Waits until a consumer has submissions under way.
-async fn until_busy(stand: &Stand, which: usize) {
+/// Waits until a consumer has five submissions in flight.
+async fn until_busy(relay: &RelayFixture, which: usize) {
     eventually_ok(SOON, "a consumer to be busy", || async {
-        let busy = consumer_metric(stand, which, "pipeline_in_flight", "").await;
+        let busy = relay.consumer_metric(which, "pipeline_in_flight", "").await;
         if busy >= 5.0 { Ok(()) } else { Err(busy) }
     })
     .await;

@@ -1,36 +1,31 @@
-//! What only a server can get wrong: lost answers, deadlocks, other processes.
+//! The MySQL store's migrations, batches of accepts, and locks held by other processes.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton::relay::state::transaction::{Moved, RelayerTxId, Step, Transaction, TransactionId};
 use baton::relay::store::mysql::MySqlStore;
 use baton::relay::store::{Accepted, IdempotencyKey, NewTransaction, Saved, StoreError, TransactionStore};
 use baton::timestamp::Timestamp;
 use futures::future::join_all;
-use harness::proxy::{Mode, Proxy};
 use harness::wait::eventually;
 use sqlx::{AssertSqlSafe, MySqlConnection};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 
-use super::engines::{Schema, bind, claim, gasless_row, row};
-use crate::stand::SOON;
+use super::fixture::{Schema, bind, claim, gasless_row, now, row};
+use crate::relay_fixture::SOON;
 
-/// Long enough for a busy machine to do the work, short enough to wait out.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Timeout of store calls in tests that wait for it: long enough for a busy machine.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[tokio::test]
-async fn a_store_without_its_schema_says_what_to_run() {
+async fn opening_a_store_without_its_schema_names_the_migrate_command() {
     let schema = Schema::create().await;
-    let Err(failure) = MySqlStore::open(&schema.options()).await else { panic!("it opened") };
+    let Err(failure) = MySqlStore::open(&schema.options()).await else { panic!("the store opened") };
     assert!(failure.to_string().contains("run `baton migrate`"), "{failure}");
     assert!(!failure.is_transient());
 }
 
 #[tokio::test]
-async fn of_many_that_migrate_one_does_it() {
+async fn concurrent_migrations_apply_each_step_once() {
     let schema = Schema::create().await;
     let options = schema.options();
     let steps = join_all((0..4).map(|_| MySqlStore::migrate(&options))).await;
@@ -41,13 +36,13 @@ async fn of_many_that_migrate_one_does_it() {
 }
 
 #[tokio::test]
-async fn a_migration_that_was_cut_off_is_finished() {
+async fn an_interrupted_migration_is_completed() {
     let schema = Schema::migrated().await;
-    for column_too in [false, true] {
+    for drop_column in [false, true] {
         let mut connection = schema.connect().await;
         sqlx::query("DELETE FROM schema_version").execute(&mut connection).await.unwrap();
         sqlx::query("DROP TABLE consumers, timeline").execute(&mut connection).await.unwrap();
-        if column_too {
+        if drop_column {
             sqlx::query("ALTER TABLE transactions DROP COLUMN block_number").execute(&mut connection).await.unwrap();
         }
         assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 3);
@@ -58,10 +53,10 @@ async fn a_migration_that_was_cut_off_is_finished() {
 }
 
 #[tokio::test]
-async fn many_accepts_are_stored_and_repeats_are_named() {
+async fn a_batch_of_accepts_is_stored_and_duplicates_are_identified() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options()).await.unwrap();
-    // More than one statement takes.
+    // More than fit into one statement.
     let plain: Vec<NewTransaction> = (0..600).map(|_| (row(1000), None)).collect();
     assert!(store.accept(&plain).await.into_iter().all(|accepted| accepted.unwrap() == Accepted::Stored));
     assert!(store.accept(&[]).await.is_empty());
@@ -82,30 +77,34 @@ async fn many_accepts_are_stored_and_repeats_are_named() {
     use Accepted::{Duplicate, KeyReused, Stored};
     assert_eq!(answers, [Stored, Stored, Stored, Duplicate(first.0.id), KeyReused, Stored, Stored]);
     let repeated: Vec<_> = store.accept(&batch).await.into_iter().map(|answer| answer.ok()).collect();
-    assert_eq!(repeated[0], None, "an id is stored once; and the key is its own");
+    assert_eq!(repeated[0], None, "a known id is a conflict, even under its own key");
     let again: Vec<_> =
         store.accept(&[keyed("two", 2), keyed("two", 5)]).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(again, [Duplicate(batch[2].0.id), KeyReused]);
     let mut elsewhere = keyed("one", 1);
     elsewhere.0.api_key = "another key".into();
-    assert_eq!(store.accept(&[elsewhere]).await.remove(0).unwrap(), Stored, "keys belong to their API key");
+    assert_eq!(
+        store.accept(&[elsewhere]).await.remove(0).unwrap(),
+        Stored,
+        "idempotency keys are scoped to the API key"
+    );
     assert_eq!(count(&schema).await, 600 + 5 + 1);
 }
 
 #[tokio::test]
-async fn concurrent_twins_create_one_transaction() {
+async fn concurrent_duplicate_requests_create_one_transaction() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options()).await.unwrap();
     let other = MySqlStore::open(&schema.options()).await.unwrap();
     for round in 0..5 {
-        // Each batch has the same ten keys in another order, and rows of its own between them.
+        // Each batch has the same ten keys in another order, with rows without a key between them.
         let batches: Vec<Vec<NewTransaction>> = (0..8)
             .map(|batch| {
                 let keyed = (0..10).map(|key| keyed(&format!("{round}-{}", (key * 7 + batch * 3) % 10), 1));
                 keyed.flat_map(|keyed| [keyed, (row(1), None)]).collect()
             })
             .collect();
-        let answers = accept_at_once([&store, &other], &batches).await;
+        let answers = accept_concurrently([&store, &other], &batches).await;
         for key in 0..10 {
             let name = format!("{round}-{key}");
             let of_key = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers));
@@ -124,20 +123,20 @@ async fn concurrent_twins_create_one_transaction() {
     assert_eq!(count(&schema).await, 5 * (10 + 80));
 }
 
-/// The batches at the same moment, by turns through two stores.
-async fn accept_at_once(stores: [&MySqlStore; 2], batches: &[Vec<NewTransaction>]) -> Vec<Vec<Accepted>> {
+/// Accepts the batches concurrently, alternating between two stores.
+async fn accept_concurrently(stores: [&MySqlStore; 2], batches: &[Vec<NewTransaction>]) -> Vec<Vec<Accepted>> {
     let accepts = batches.iter().enumerate().map(|(index, batch)| stores[index % 2].accept(batch));
     let answers = join_all(accepts).await.into_iter();
     answers.map(|answers| answers.into_iter().map(Result::unwrap).collect()).collect()
 }
 
 #[tokio::test]
-async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() {
+async fn each_nonce_in_concurrent_batches_goes_to_one_row() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options()).await.unwrap();
     let other = MySqlStore::open(&schema.options()).await.unwrap();
     for round in 0..5_u64 {
-        // Each batch wants the same ten nonces in another order, under a key of its own, and has rows between them.
+        // Each batch has the same ten nonces in another order, under its own keys, with direct rows between them.
         let batches: Vec<Vec<NewTransaction>> = (0..8_u64)
             .map(|batch| {
                 let wanted = (0..10).map(|nonce| round * 10 + (nonce * 7 + batch * 3) % 10);
@@ -145,7 +144,7 @@ async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() 
                 wanted.flat_map(|nonce| [(gasless_row(nonce), Some(key(nonce))), (row(1), None)]).collect()
             })
             .collect();
-        let answers = accept_at_once([&store, &other], &batches).await;
+        let answers = accept_concurrently([&store, &other], &batches).await;
         let all: Vec<_> = batches.iter().zip(&answers).flat_map(|(batch, answers)| batch.iter().zip(answers)).collect();
         assert!(all.iter().all(|((row, _), answer)| row.forward.is_some() || **answer == Accepted::Stored));
         for nonce in round * 10..round * 10 + 10 {
@@ -158,7 +157,7 @@ async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() 
             assert!(losers.iter().all(|(_, answer)| **answer == Accepted::NonceTaken(winner)), "{losers:?}");
             for ((row, key), _) in losers {
                 let key = &key.as_ref().unwrap().key;
-                assert_eq!(store.key_owner(&row.api_key, key).await.unwrap(), None, "its key is free for another try");
+                assert_eq!(store.key_owner(&row.api_key, key).await.unwrap(), None, "its key stays free");
                 assert_eq!(store.get(row.id).await.unwrap(), None);
             }
         }
@@ -166,7 +165,7 @@ async fn of_many_batches_that_want_the_same_nonces_each_nonce_goes_to_one_row() 
 }
 
 #[tokio::test]
-async fn one_bad_row_does_not_fail_its_batch() {
+async fn one_invalid_row_does_not_fail_its_batch() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options()).await.unwrap();
     let known = row(1);
@@ -183,9 +182,9 @@ async fn one_bad_row_does_not_fail_its_batch() {
     assert_eq!(count(&schema).await, 3);
 }
 
-/// A row that is stored and claimed, and the move that would bind it to that record.
-async fn about_to_be_bound(store: &MySqlStore, tx_id: &str) -> (Transaction, Moved) {
-    let accepted = row(Timestamp::from(std::time::SystemTime::now()).0);
+/// Stores and claims a row; returns it as accepted, and the move that binds it to `tx_id`, unsaved.
+async fn prepare_bind(store: &MySqlStore, tx_id: &str) -> (Transaction, Moved) {
+    let accepted = row(now().0);
     store.insert(std::slice::from_ref(&accepted)).await.unwrap();
     let (claimed, token) = claim(&accepted);
     store.save(&claimed).await.unwrap();
@@ -197,9 +196,9 @@ async fn about_to_be_bound(store: &MySqlStore, tx_id: &str) -> (Transaction, Mov
 async fn a_deadlock_is_retried() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options()).await.unwrap();
-    let (accepted, bound) = about_to_be_bound(&store, "wanted").await;
+    let (accepted, bound) = prepare_bind(&store, "wanted").await;
 
-    // The rival has the record that the bind wants, and so much else that the server will not choose it as the victim.
+    // The rival holds the record that the bind needs, and 200 more rows, so that the server does not choose it as victim.
     let mut rival = schema.connect().await;
     sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
     let values: Vec<_> = (0..200).map(|number| format!("('other-{number}', 'x')")).collect();
@@ -209,37 +208,37 @@ async fn a_deadlock_is_retried() {
         let store = store.clone();
         async move { store.save(&bound).await }
     });
-    is_stuck(&schema, "INSERT INTO relayer_transactions").await;
-    // Now it wants the row that the bind has. That it gets it, without the bind having ended, is the deadlock.
+    until_blocked(&schema, "INSERT INTO relayer_transactions").await;
+    // The rival now locks the row that the bind holds. It succeeds only because the server rolls the bind back.
     sqlx::query("SELECT 1 FROM transactions FOR UPDATE").fetch_all(&mut rival).await.unwrap();
     assert!(!saving.is_finished());
     sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
     assert_eq!(saving.await.unwrap().unwrap(), Saved::Yes { early: false });
-    assert_eq!(store.timeline(accepted.id).await.unwrap().len(), 2, "what was undone left nothing behind");
+    assert_eq!(store.timeline(accepted.id).await.unwrap().len(), 2, "the rolled back attempt left no step");
 }
 
 #[tokio::test]
-async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
+async fn a_webhook_waits_for_an_uncommitted_bind_that_found_no_early_webhook() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options()).await.unwrap();
-    let (accepted, bound) = about_to_be_bound(&store, "oz-1").await;
+    let (accepted, bound) = prepare_bind(&store, "oz-1").await;
 
-    // The rival stops the bind at its last step, after it has found no early webhook.
+    // The rival blocks the bind at its last step, after the bind has found no early webhook.
     let mut rival = schema.connect().await;
     sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
     let step = format!("INSERT INTO timeline VALUES ('{}', 2, '2026-01-01', 'x', 'x')", accepted.id);
     sqlx::query(AssertSqlSafe(step)).execute(&mut rival).await.unwrap();
-    let (binding, hearing) = (store.clone(), store.clone());
+    let (binding, receiving) = (store.clone(), store.clone());
     let saving = tokio::spawn(async move { binding.save(&bound).await });
-    is_stuck(&schema, "INSERT INTO timeline").await;
+    until_blocked(&schema, "INSERT INTO timeline").await;
     let mut webhook = tokio::spawn(async move {
         let tx_id = RelayerTxId("oz-1".into());
-        hearing.keep_early_webhook(&tx_id, "{}", Timestamp::from(std::time::SystemTime::now())).await.unwrap();
-        hearing.find_bound(&tx_id).await.unwrap()
+        receiving.keep_early_webhook(&tx_id, "{}", now()).await.unwrap();
+        receiving.find_bound(&tx_id).await.unwrap()
     });
     tokio::select! {
-        () = is_stuck(&schema, "SELECT 1 FROM relayer_transactions") => {}
-        found = &mut webhook => panic!("it did not wait: {found:?}"),
+        () = until_blocked(&schema, "SELECT 1 FROM relayer_transactions") => {}
+        found = &mut webhook => panic!("the webhook did not wait: {found:?}"),
     }
     sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
     assert_eq!(saving.await.unwrap().unwrap(), Saved::Yes { early: false });
@@ -247,142 +246,33 @@ async fn a_webhook_waits_for_a_bind_that_has_looked_but_not_committed() {
 }
 
 #[tokio::test]
-async fn a_commit_whose_answer_is_lost_is_an_unknown_outcome() {
-    let schema = Schema::migrated().await;
-    let tap = Tap::start(schema.address(), "COMMIT", Loss::Answer).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
-    let stored = row(1);
-    let answer = store.insert(std::slice::from_ref(&stored)).await;
-    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored), "this time it was stored");
-    tap.arm();
-    let answers = store.accept(&[keyed("a", 1), keyed("b", 1)]).await;
-    assert!(answers.iter().all(|answer| matches!(answer, Err(StoreError::OutcomeUnknown(_)))), "{answers:?}");
-    assert_eq!(count(&schema).await, 3);
-}
-
-#[tokio::test]
-async fn a_commit_that_never_arrives_is_an_unknown_outcome_too() {
-    let schema = Schema::migrated().await;
-    let tap = Tap::start(schema.address(), "COMMIT", Loss::Request).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
-    let lost = row(1);
-    let answer = store.insert(std::slice::from_ref(&lost)).await;
-    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert_eq!(store.get(lost.id).await.unwrap(), None, "this time it was not stored");
-}
-
-#[tokio::test]
-async fn a_connection_lost_before_the_commit_changed_nothing() {
-    let schema = Schema::migrated().await;
-    for loss in [Loss::Request, Loss::Answer] {
-        let tap = Tap::start(schema.address(), "INSERT INTO transactions", loss).await;
-        let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-        tap.arm();
-        let lost = row(1);
-        let answer = store.insert(std::slice::from_ref(&lost)).await;
-        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
-        assert_eq!(store.get(lost.id).await.unwrap(), None);
-        store.insert(std::slice::from_ref(&lost)).await.unwrap();
-        assert_eq!(store.get(lost.id).await.unwrap(), Some(lost));
-    }
-}
-
-#[tokio::test]
-async fn a_server_that_stands_still_is_given_up_in_time_and_its_connection_thrown_away() {
-    let schema = Schema::migrated().await;
-    let proxy = Proxy::start(schema.address()).await;
-    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
-    let before = proxy.connections();
-    proxy.set(Mode::BlackHole).await;
-    let lost = row(1);
-    for call in ["write", "read"] {
-        let started = Instant::now();
-        let answer = match call {
-            "write" => store.insert(std::slice::from_ref(&lost)).await,
-            _ => store.ping().await,
-        };
-        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{call}: {answer:?}");
-        assert!(started.elapsed() < PATIENCE * 2, "{call} took {:?}", started.elapsed());
-    }
-    proxy.set(Mode::Forward).await;
-    store.insert(std::slice::from_ref(&lost)).await.unwrap();
-    assert!(proxy.connections() > before, "a connection that did not answer was used again");
-    assert_eq!(count(&schema).await, 1);
-}
-
-#[tokio::test]
-async fn a_commit_that_is_not_answered_in_time_is_an_unknown_outcome() {
-    let schema = Schema::migrated().await;
-    let tap = Tap::start(schema.address(), "COMMIT", Loss::Silence).await;
-    let store = MySqlStore::open(&schema.options_through(&tap.address, PATIENCE)).await.unwrap();
-    tap.arm();
-    let stored = row(1);
-    let started = Instant::now();
-    let answer = store.insert(std::slice::from_ref(&stored)).await;
-    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    assert!(started.elapsed() < PATIENCE * 2, "it took {:?}", started.elapsed());
-    // The next call has a connection of its own: the answer that comes late is not taken for its own.
-    assert_eq!(store.get(stored.id).await.unwrap(), Some(stored));
-}
-
-#[tokio::test]
-async fn a_server_that_is_away_changes_nothing_and_is_found_again() {
-    let schema = Schema::migrated().await;
-    let proxy = Proxy::start(schema.address()).await;
-    let store = MySqlStore::open(&schema.options_through(&proxy.address(), PATIENCE)).await.unwrap();
-    proxy.set(Mode::Refuse).await;
-    let refused = store.insert(&[row(1)]).await;
-    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
-    proxy.set(Mode::Forward).await;
-    store.insert(&[row(1)]).await.unwrap();
-    // Cut while idle, as a restarted server leaves them: nobody notices.
-    proxy.cut().await;
-    store.insert(&[row(1)]).await.unwrap();
-    proxy.cut().await;
-    store.ping().await.unwrap();
-    // Ended by the server, which says so to the next who asks.
-    kill_all(&schema).await;
-    store.insert(&[row(1)]).await.unwrap();
-    kill_all(&schema).await;
-    store.ping().await.unwrap();
-    assert_eq!(count(&schema).await, 3);
-}
-
-#[tokio::test]
-async fn a_call_that_is_dropped_leaves_no_transaction_open() {
+async fn a_dropped_call_leaves_no_database_transaction_open() {
     let schema = Schema::migrated().await;
     let store = MySqlStore::open(&schema.options_through(&schema.address(), SOON)).await.unwrap();
     let accepted = row(1);
     store.insert(std::slice::from_ref(&accepted)).await.unwrap();
-    let mut rival = schema.connect().await;
-    sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
-    sqlx::query("SELECT 1 FROM transactions FOR UPDATE").fetch_all(&mut rival).await.unwrap();
+    let mut rival = lock_all_rows(&schema).await;
     {
         let step = Step::new("never", "written");
         let noting = std::pin::pin!(store.note(accepted.id, &step, Timestamp(1)));
-        let blocked = std::pin::pin!(is_stuck(&schema, "SELECT 1 FROM transactions"));
+        let blocked = std::pin::pin!(until_blocked(&schema, "SELECT 1 FROM transactions"));
         futures::future::select(noting, blocked).await;
     }
     sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
-    // The pool has room for one connection: were it the old one, this would be part of a transaction that never ends.
-    store.note(accepted.id, &Step::new("looked", "at"), Timestamp(2)).await.unwrap();
+    // The pool has one connection: if it were still in the old transaction, this write would never be committed.
+    store.note(accepted.id, &Step::new("noted", "by a test"), Timestamp(2)).await.unwrap();
     let steps: i64 =
         sqlx::query_scalar("SELECT COUNT(*) FROM timeline").fetch_one(&mut schema.connect().await).await.unwrap();
-    assert_eq!(steps, 1, "the dropped one was not written");
+    assert_eq!(steps, 1, "the dropped call wrote nothing");
 }
 
 #[tokio::test]
-async fn a_lock_that_is_not_had_in_time_changes_nothing() {
+async fn a_lock_timeout_changes_nothing() {
     let schema = Schema::migrated().await;
-    let store = MySqlStore::open(&schema.options_through(&schema.address(), PATIENCE)).await.unwrap();
+    let store = MySqlStore::open(&schema.options_through(&schema.address(), CALL_TIMEOUT)).await.unwrap();
     let accepted = row(1);
     store.insert(std::slice::from_ref(&accepted)).await.unwrap();
-    let mut rival = schema.connect().await;
-    sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
-    sqlx::query("SELECT 1 FROM transactions FOR UPDATE").fetch_all(&mut rival).await.unwrap();
+    let mut rival = lock_all_rows(&schema).await;
     let claimed = claim(&accepted).0;
     let answer = store.save(&claimed).await;
     assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
@@ -391,110 +281,32 @@ async fn a_lock_that_is_not_had_in_time_changes_nothing() {
     assert_eq!(store.save(&claimed).await.unwrap(), Saved::Yes { early: false });
 }
 
-fn keyed(key: &str, body: u8) -> NewTransaction {
+/// A connection whose open transaction locks every row.
+async fn lock_all_rows(schema: &Schema) -> MySqlConnection {
+    let mut connection = schema.connect().await;
+    sqlx::query("BEGIN").execute(&mut connection).await.unwrap();
+    sqlx::query("SELECT 1 FROM transactions FOR UPDATE").fetch_all(&mut connection).await.unwrap();
+    connection
+}
+
+pub fn keyed(key: &str, body: u8) -> NewTransaction {
     (row(1), Some(IdempotencyKey { key: key.into(), body_sha256: [body; 32] }))
 }
 
-async fn count(schema: &Schema) -> i64 {
+pub async fn count(schema: &Schema) -> i64 {
     sqlx::query_scalar("SELECT COUNT(*) FROM transactions").fetch_one(&mut schema.connect().await).await.unwrap()
 }
 
-/// Ends every connection to this database but the one that does it.
-async fn kill_all(schema: &Schema) {
-    const SQL: &str =
-        "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
-    let mut connection = schema.connect().await;
-    let ids: Vec<i64> = sqlx::query_scalar(SQL).fetch_all(&mut connection).await.unwrap();
-    assert!(!ids.is_empty());
-    for id in ids {
-        // One that has gone by itself meanwhile cannot be ended, and need not be.
-        sqlx::query(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.ok();
-    }
-}
-
-/// Returns when a statement that begins like this is stuck in this database. (The server's own list of lock waits is a
-/// copy that is not renewed while it is being looked at.)
-async fn is_stuck(schema: &Schema, statement: &str) {
+/// Waits until a statement with this beginning has been running for a second in this database. (The server caches its own
+/// list of lock waits while it is being polled.)
+async fn until_blocked(schema: &Schema, statement: &str) {
     const SQL: &str = "SELECT COUNT(*) FROM information_schema.processlist \
         WHERE db = DATABASE() AND info LIKE CONCAT(?, '%') AND time >= 1";
-    let watcher = tokio::sync::Mutex::new(schema.connect().await);
+    let connection = tokio::sync::Mutex::new(schema.connect().await);
     eventually(SOON, "a wait for a lock", || async {
-        let connection: &mut MySqlConnection = &mut *watcher.lock().await;
-        let stuck: i64 = sqlx::query_scalar(SQL).bind(statement).fetch_one(connection).await.unwrap();
-        (stuck > 0).then_some(())
+        let connection: &mut MySqlConnection = &mut *connection.lock().await;
+        let blocked: i64 = sqlx::query_scalar(SQL).bind(statement).fetch_one(connection).await.unwrap();
+        (blocked > 0).then_some(())
     })
     .await;
-}
-
-/// What a [`Tap`] loses when it sees what it waits for.
-#[derive(Clone, Copy)]
-enum Loss {
-    /// The request, and the connection.
-    Request,
-    /// The answer, and the connection: the server did what was asked.
-    Answer,
-    /// Only the answer: the connection stays open, without a word.
-    Silence,
-}
-
-/// A link to the server that waits for certain words and then loses something, once each time it is armed.
-struct Tap {
-    address: String,
-    armed: Arc<AtomicBool>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Tap {
-    async fn start(target: String, words: &'static str, loss: Loss) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", harness::ports::free_port())).await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let armed = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&armed);
-        let task = tokio::spawn(async move {
-            let mut links = tokio::task::JoinSet::new();
-            while let Ok((near, _)) = listener.accept().await {
-                let far = TcpStream::connect(&target).await.unwrap();
-                links.spawn(carry(near, far, words, loss, Arc::clone(&seen)));
-            }
-        });
-        Self { address, armed, task }
-    }
-
-    fn arm(&self) {
-        self.armed.store(true, Ordering::SeqCst);
-    }
-}
-
-impl Drop for Tap {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn carry(mut near: TcpStream, mut far: TcpStream, words: &str, loss: Loss, armed: Arc<AtomicBool>) {
-    let (mut request, mut answer) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
-    loop {
-        tokio::select! {
-            read = near.read(&mut request) => {
-                let Ok(size @ 1..) = read else { return };
-                let piece = &request[..size];
-                let found = piece.windows(words.len()).any(|window| window == words.as_bytes());
-                if found && armed.swap(false, Ordering::SeqCst) {
-                    if matches!(loss, Loss::Request) { return }
-                    far.write_all(piece).await.unwrap();
-                    // The server has done it when it answers.
-                    assert!(far.read(&mut answer).await.unwrap() > 0);
-                    if matches!(loss, Loss::Answer) { return }
-                    // Nothing more is said; the link ends when the near side gives up.
-                    while let Ok(1..) = near.read(&mut request).await {}
-                    return;
-                }
-                if far.write_all(piece).await.is_err() { return }
-            }
-            read = far.read(&mut answer) => {
-                let Ok(size @ 1..) = read else { return };
-                if near.write_all(&answer[..size]).await.is_err() { return }
-            }
-        }
-    }
 }

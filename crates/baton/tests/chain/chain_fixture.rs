@@ -1,4 +1,4 @@
-//! A stand on a chain: three development relayers that sign, in a process of their own, and `baton` in front of them, in
+//! Runs the relay lane on a real chain for a test: three development relayers that sign, in one process, and `baton` in
 //! one process or in two.
 
 use std::collections::BTreeMap;
@@ -12,24 +12,26 @@ use harness::process::{Process, Program};
 use harness::wait::eventually_ok;
 use serde_json::{Value, json};
 
-/// Long enough for a busy machine; nothing waits for it when all is well.
+use crate::relay_fixture;
+
+/// Deadline of a wait, long enough for a busy machine. A passing test does not wait for it.
 pub const SOON: Duration = Duration::from_secs(30);
-/// The same for a story with trouble in it.
+/// Deadline of a wait that includes restarts or outages.
 pub const LATER: Duration = Duration::from_secs(120);
 pub const API_KEY: &str = "test-key";
 pub const RELAYER_KEY: &str = "relayers-of-the-chain-tests-0123456789";
 const WEBHOOK_KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
 pub const RELAYERS: u16 = 3;
 
-/// How a stand is to be set up.
-pub struct Plan {
+/// Settings of a fixture.
+pub struct ChainSetup {
     chain: Chain,
     rpc: String,
     env: BTreeMap<String, String>,
     split: bool,
 }
 
-impl Plan {
+impl ChainSetup {
     pub fn on(chain: &Chain) -> Self {
         let env = [
             ("LOG_LEVEL", "info"),
@@ -50,26 +52,26 @@ impl Plan {
         Self { chain: chain.clone(), rpc: chain.url().to_owned(), env, split: false }
     }
 
-    /// The relayers reach the chain by this address.
+    /// Makes the relayers reach the chain at this URL.
     pub fn rpc(mut self, url: impl Into<String>) -> Self {
         self.rpc = url.into();
         self
     }
 
-    /// The API and the consumer as two processes on one data directory.
+    /// Runs the API and the consumer as two processes on one data directory.
     pub fn split(mut self) -> Self {
         self.split = true;
         self
     }
 
-    /// With another variable for `baton`.
+    /// Sets a variable for the `baton` processes.
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.insert(name.to_owned(), value.into());
         self
     }
 
-    /// Starts all of it and waits until it is ready.
-    pub async fn start(self) -> Stand {
+    /// Starts everything and waits until it is ready.
+    pub async fn start(self) -> ChainFixture {
         let directory = tempfile::tempdir().unwrap();
         let (port, first) = (free_port(), free_row(RELAYERS));
         let base = format!("http://127.0.0.1:{port}");
@@ -100,10 +102,19 @@ impl Plan {
             .split
             .then(|| baton().arg("queue-consumer").envs(env).env("PORT", free_port().to_string()).start().unwrap());
         let http = harness::http_client();
-        let mut stand =
-            Stand { _directory: directory, chain: self.chain, keys, relayer_urls, relayers, base, api, consumer, http };
-        stand.relayers_ready().await;
-        stand
+        let mut relay = ChainFixture {
+            _directory: directory,
+            chain: self.chain,
+            keys,
+            relayer_urls,
+            relayers,
+            base,
+            api,
+            consumer,
+            http,
+        };
+        relay.relayers_ready().await;
+        relay
     }
 }
 
@@ -112,31 +123,31 @@ pub fn baton() -> Program {
     Program::new(PathBuf::from(env!("CARGO_BIN_EXE_baton")))
 }
 
-/// What is running.
-pub struct Stand {
-    /// Kept until the end.
+/// Running relayers and `baton` processes. Dropping it stops them.
+pub struct ChainFixture {
+    /// Removed on drop.
     _directory: tempfile::TempDir,
     pub chain: Chain,
-    /// The relayers' own, in their order.
+    /// The relayers' signing keys, in their order.
     pub keys: Vec<PrivateKeySigner>,
     pub relayer_urls: Vec<String>,
     pub relayers: Process,
     pub base: String,
     pub api: Process,
-    /// If it is apart from the API.
+    /// With [`ChainSetup::split`].
     pub consumer: Option<Process>,
     pub http: reqwest::Client,
 }
 
-impl Stand {
-    /// All relayers listen.
+impl ChainFixture {
+    /// Waits until all relayers listen.
     pub async fn relayers_ready(&mut self) {
         for url in &self.relayer_urls {
             self.relayers.wait_ready(&format!("{url}/api/v1/health"), SOON).await.unwrap();
         }
     }
 
-    /// Posts to `/relay/{kind}` and gives status and body.
+    /// Posts to `/relay/{kind}`; returns status and body.
     pub async fn post(&self, kind: &str, body: &Value) -> (u16, Value) {
         let url = format!("{}/api/v1/relay/{kind}", self.base);
         answer(self.http.post(url).header("x-api-key", API_KEY).json(body)).await
@@ -161,32 +172,30 @@ impl Stand {
         body
     }
 
-    /// Waits until the transaction has that status.
+    /// Waits until the transaction has the status `wanted`.
     pub async fn until_status(&self, id: &str, wanted: &str) -> Value {
         eventually_ok(LATER, format!("{id} to be {wanted}"), || async {
             let body = self.status(id).await;
-            if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.log_excerpt())) }
+            if body["status"] == wanted { Ok(body) } else { Err(format!("{body}\n{}", self.process_logs())) }
         })
         .await
     }
 
-    /// Waits until the status says which block it is in.
+    /// Waits until the status has a block number.
     pub async fn until_block(&self, id: &str) -> Value {
         eventually_ok(LATER, format!("{id} to have a block"), || async {
             let body = self.status(id).await;
-            if body["block_number"].is_u64() { Ok(body) } else { Err(format!("{body}\n{}", self.log_excerpt())) }
+            if body["block_number"].is_u64() { Ok(body) } else { Err(format!("{body}\n{}", self.process_logs())) }
         })
         .await
     }
 
-    /// A metric's value, summed over its labels that contain `label`.
+    /// A metric of the API process, summed over the series whose labels contain `label`.
     pub async fn metric(&self, name: &str, label: &str) -> f64 {
-        let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();
-        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        relay_fixture::metric(&self.http, &self.base, name, label).await
     }
 
-    /// Gives a transfer to a relayer without us; its id there.
+    /// Posts a transfer to a relayer directly; returns the relayer's id.
     pub async fn post_at_relayer(&self, index: usize, to: Address, value: u64) -> String {
         let body = json!({ "to": to.to_string(), "value": value.to_string(), "speed": "fast" });
         let url = self.relayer_path(index, "/transactions");
@@ -195,7 +204,7 @@ impl Stand {
         record["data"]["id"].as_str().unwrap().to_owned()
     }
 
-    /// A relayer's own record.
+    /// The relayer's record of a transaction.
     pub async fn record(&self, index: usize, id: &str) -> Value {
         let url = self.relayer_path(index, &format!("/transactions/{id}"));
         let (status, record) = answer(self.http.get(url).bearer_auth(RELAYER_KEY)).await;
@@ -203,16 +212,16 @@ impl Stand {
         record["data"].clone()
     }
 
-    /// Waits until a relayer's record has that status.
+    /// Waits until the relayer's record has the status `wanted`.
     pub async fn until_record(&self, index: usize, id: &str, wanted: &str) -> Value {
         eventually_ok(LATER, format!("record {id} to be {wanted}"), || async {
             let record = self.record(index, id).await;
-            if record["status"] == wanted { Ok(record) } else { Err(format!("{record}\n{}", self.log_excerpt())) }
+            if record["status"] == wanted { Ok(record) } else { Err(format!("{record}\n{}", self.process_logs())) }
         })
         .await
     }
 
-    /// Waits until a relayer says that it takes work.
+    /// Waits until a relayer reports that it is enabled.
     pub async fn until_enabled(&self, index: usize) {
         eventually_ok(SOON, format!("relayer {index} to be enabled"), || async {
             let (_, relayer) = answer(self.http.get(self.relayer_path(index, "")).bearer_auth(RELAYER_KEY)).await;
@@ -221,13 +230,13 @@ impl Stand {
         .await;
     }
 
-    /// What all processes said, for failure messages.
-    pub fn log_excerpt(&self) -> String {
+    /// The ends of all processes' logs, for failure messages.
+    pub fn process_logs(&self) -> String {
         let processes = [Some(&self.relayers), Some(&self.api), self.consumer.as_ref()];
         processes.into_iter().flatten().map(Process::log_excerpt).collect::<Vec<_>>().join("\n")
     }
 
-    /// How many transactions of the relayers were mined, all together.
+    /// The number of mined transactions of all relayers together.
     pub async fn mined(&self) -> u64 {
         let mut sum = 0;
         for key in &self.keys {
@@ -241,9 +250,7 @@ impl Stand {
     }
 }
 
+/// Sends a request with a timeout; returns status and body.
 pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
-    let response = request.timeout(SOON).send().await.unwrap();
-    let status = response.status().as_u16();
-    let text = response.text().await.unwrap();
-    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    relay_fixture::answer(request.timeout(SOON)).await
 }

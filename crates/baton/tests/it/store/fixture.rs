@@ -1,10 +1,9 @@
-//! A store of each kind, empty and to itself.
+//! An empty store of each kind for one test, and rows to put into it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton::config::Timings;
-use baton::config::{Config, ForwarderConfig, Service};
+use baton::config::{Config, ForwarderConfig, Service, Timings};
 use baton::relay::request::call::DirectRequest;
 use baton::relay::request::forward::GaslessRequest;
 use baton::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
@@ -17,56 +16,56 @@ use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use uuid::Uuid;
 
-use crate::stand::TO;
+use crate::relay_fixture::TO;
 
-pub struct Fixture {
+pub struct StoreFixture {
     pub store: Arc<dyn TransactionStore>,
     pub timings: Timings,
-    engine: Engine,
+    database: TestDatabase,
 }
 
-enum Engine {
+enum TestDatabase {
     Sqlite { database: Database, store: SqliteStore, _directory: tempfile::TempDir },
     MySql(Schema),
 }
 
-impl Fixture {
+impl StoreFixture {
     pub async fn sqlite() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let database = Database::open(&directory.path().join("baton.db")).unwrap();
         let store = SqliteStore::open(&database).await.unwrap();
-        let engine = Engine::Sqlite { database, store: store.clone(), _directory: directory };
-        Self { store: Arc::new(store), timings: timings(), engine }
+        let database = TestDatabase::Sqlite { database, store: store.clone(), _directory: directory };
+        Self { store: Arc::new(store), timings: timings(), database }
     }
 
     pub async fn mysql() -> Self {
         let schema = Schema::migrated().await;
         let store = MySqlStore::open(&schema.options()).await.unwrap();
-        Self { store: Arc::new(store), timings: timings(), engine: Engine::MySql(schema) }
+        Self { store: Arc::new(store), timings: timings(), database: TestDatabase::MySql(schema) }
     }
 
-    /// Changes the tables behind the store's back.
+    /// Executes SQL on the tables, bypassing the store.
     pub async fn execute(&self, sql: &'static str) {
-        match &self.engine {
-            Engine::Sqlite { database, .. } => {
+        match &self.database {
+            TestDatabase::Sqlite { database, .. } => {
                 database.write(move |connection| connection.execute(sql, [])).await.unwrap();
             }
-            Engine::MySql(schema) => {
+            TestDatabase::MySql(schema) => {
                 sqlx::query(sql).execute(&mut schema.connect().await).await.unwrap();
             }
         }
     }
 
-    /// Brings the schema up to date; gives how many steps that took.
+    /// Migrates the schema; returns the number of applied steps.
     pub async fn migrate(&self) -> usize {
-        match &self.engine {
-            Engine::Sqlite { store, .. } => store.migrate().await.unwrap(),
-            Engine::MySql(schema) => MySqlStore::migrate(&schema.options()).await.unwrap(),
+        match &self.database {
+            TestDatabase::Sqlite { store, .. } => store.migrate().await.unwrap(),
+            TestDatabase::MySql(schema) => MySqlStore::migrate(&schema.options()).await.unwrap(),
         }
     }
 
     pub async fn inserted(&self) -> Transaction {
-        let row = row(Timestamp::from(std::time::SystemTime::now()).0);
+        let row = row(now().0);
         self.store.insert(std::slice::from_ref(&row)).await.unwrap();
         row
     }
@@ -83,6 +82,10 @@ impl Fixture {
         assert_eq!(self.store.save(&bound).await?, Saved::Yes { early: false });
         Ok(bound.transaction)
     }
+}
+
+pub fn now() -> Timestamp {
+    Timestamp::from(std::time::SystemTime::now())
 }
 
 pub fn timings() -> Timings {
@@ -105,41 +108,26 @@ pub fn gasless_row(nonce: u64) -> Transaction {
         "signature": format!("0x{}", "1b".repeat(65)), "retryOnFailure": true,
     });
     let forward = Arc::new(GaslessRequest::parse(&body).unwrap().forward(&forwarder).unwrap());
-    Transaction::accepted_gasless(
-        TransactionId::generate(),
-        &forward,
-        "key".into(),
-        Timestamp::from(std::time::SystemTime::now()),
-        &timings(),
-    )
+    Transaction::accepted_gasless(TransactionId::generate(), &forward, "key".into(), now(), &timings())
 }
 
 pub fn claim(row: &Transaction) -> (Moved, Uuid) {
     let (me, token, relayer) = (ConsumerId::generate(), Uuid::new_v4(), RelayerUrl("http://r1".into()));
-    (row.claim(&me, token, &relayer, "test", Timestamp::from(std::time::SystemTime::now()), &timings()).unwrap(), token)
+    (row.claim(&me, token, &relayer, "test", now(), &timings()).unwrap(), token)
 }
 
 pub fn bind(claimed: &Transaction, token: Uuid, tx_id: &str) -> Moved {
-    claimed
-        .bind(
-            token,
-            &RelayerTxId(tx_id.into()),
-            Some("0xf"),
-            "test",
-            Timestamp::from(std::time::SystemTime::now()),
-            &timings(),
-        )
-        .unwrap()
+    claimed.bind(token, &RelayerTxId(tx_id.into()), Some("0xf"), "test", now(), &timings()).unwrap()
 }
 
-/// A database of its own on the real server; dropped with this value.
+/// A database on the real server, dropped with this value.
 pub struct Schema {
     server: String,
     name: String,
 }
 
 impl Schema {
-    /// Empty.
+    /// Without tables.
     pub async fn create() -> Self {
         let server = std::env::var("BATON_TEST_MYSQL_URL").expect(
             "BATON_TEST_MYSQL_URL is not set: run `scripts/services start` and `eval \"$(scripts/services env)\"`",
@@ -157,12 +145,12 @@ impl Schema {
         schema
     }
 
-    /// Generous: the machine may be busy, and no test waits for it.
+    /// A timeout long enough for a busy machine; no passing test waits for it.
     pub fn options(&self) -> MySqlOptions {
         MySqlOptions { timeout: Duration::from_secs(20), ..MySqlOptions::new(self.url()) }
     }
 
-    /// The same by way of another address.
+    /// One connection, through another address.
     pub fn options_through(&self, address: &str, timeout: Duration) -> MySqlOptions {
         let url = self.url().replace(&self.address(), address);
         MySqlOptions { url, timeout, connections_max: 1 }
@@ -173,7 +161,7 @@ impl Schema {
         self.server.rsplit(['@', '/']).next().unwrap().to_owned()
     }
 
-    /// A connection of the test's own.
+    /// A connection that bypasses the store.
     pub async fn connect(&self) -> MySqlConnection {
         MySqlConnection::connect(&self.url()).await.unwrap()
     }
@@ -186,7 +174,7 @@ impl Schema {
 impl Drop for Schema {
     fn drop(&mut self) {
         let (server, name) = (self.server.clone(), self.name.clone());
-        // A thread with a runtime of its own: this one's cannot be waited on from here.
+        // In another thread, because `drop` cannot wait on this thread's runtime.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(remove(&server, &name))
@@ -199,10 +187,10 @@ impl Drop for Schema {
 async fn remove(server: &str, name: &str) -> Result<(), sqlx::Error> {
     const OPEN: &str = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = ?";
     let mut connection = MySqlConnection::connect(server).await?;
-    // A test that failed half-way may have left a transaction open, and its locks would hold this back for a day.
+    // A failed test may have left a transaction open, whose locks would block the drop for up to a day.
     let open: Vec<i64> = sqlx::query_scalar(OPEN).bind(name).fetch_all(&mut connection).await?;
     for id in open {
-        // One that has gone by itself meanwhile cannot be ended, and need not be.
+        // Fails if the connection has closed meanwhile.
         sqlx::query(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.ok();
     }
     sqlx::query(AssertSqlSafe(format!("DROP DATABASE {name}"))).execute(&mut connection).await?;

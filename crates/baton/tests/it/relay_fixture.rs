@@ -1,4 +1,4 @@
-//! A stand: relayers, a data directory, and `baton` in front of them, in one process or in two.
+//! Runs the relay lane for a test: simulated relayers, a data directory, and `baton` in one process or in two.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,16 +14,16 @@ use harness::servers::Servers;
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 
-/// Long enough for a busy machine; nothing waits for it when all is well.
+/// Deadline of a wait, long enough for a busy machine. A passing test does not wait for it.
 pub const SOON: Duration = Duration::from_secs(30);
-/// The same for thousands of transactions.
+/// Deadline of a wait for thousands of transactions.
 pub const LATER: Duration = Duration::from_secs(120);
 pub const API_KEY: &str = "test-key";
 pub const WEBHOOK_KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
 pub const TO: &str = "0x5FbDB2315678afecb367f032d93F642f64180aa3";
 
-/// How a stand is to be set up.
-pub struct Plan {
+/// Settings of a fixture.
+pub struct RelaySetup {
     relayers: Vec<RelayerOptions>,
     env: BTreeMap<String, String>,
     links: BTreeMap<String, u16>,
@@ -34,8 +34,8 @@ pub struct Plan {
     webhooks: bool,
 }
 
-impl Plan {
-    /// So many equal relayers, and timings short enough for a test.
+impl RelaySetup {
+    /// `count` equal relayers, and timings short enough for a test.
     pub fn relayers(count: usize) -> Self {
         let env = [
             ("LOG_LEVEL", "info"),
@@ -44,7 +44,7 @@ impl Plan {
             ("RELAYER_MAX_IN_FLIGHT", "100000"),
             ("RELAYER_SUBMIT_TIMEOUT_MS", "2000"),
             ("RELAYER_HANDLER_TIMEOUT_MS", "2000"),
-            // The timings here are the same one, and a test is shorter than any real difference.
+            // Baton and the simulated relayers share one clock.
             ("RELAYER_CLOCK_SKEW_MS", "1"),
             ("RECONCILE_INTERVAL_MS", "100"),
             ("RECONCILE_UNKNOWN_MS", "200"),
@@ -66,37 +66,37 @@ impl Plan {
         }
     }
 
-    /// With another variable.
+    /// Sets a variable for all processes.
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.insert(name.to_owned(), value.into());
         self
     }
 
-    /// On that engine, whatever this run is told.
+    /// On this engine, whatever `BATON_TEST_ENGINE` says.
     pub fn engine(mut self, engine: TestEngine) -> Self {
         self.engine = engine;
         self
     }
 
-    /// On these servers.
+    /// On these servers instead of the shared ones.
     pub fn on(mut self, servers: &Servers) -> Self {
         self.setup = Some(TestEngine::set_up_on(servers));
         self
     }
 
-    /// All processes reach the server that this variable names by a link.
+    /// Makes all processes reach the server in this variable through `link`.
     pub fn behind(mut self, name: &str, link: &Proxy) -> Self {
         self.links.insert(name.to_owned(), link.port());
         self
     }
 
-    /// The API alone reaches the server that this variable names by a link.
+    /// Makes only the API reach the server in this variable through `link`.
     pub fn api_behind(mut self, name: &str, link: &Proxy) -> Self {
         self.api_links.insert(name.to_owned(), link.port());
         self
     }
 
-    /// The API and the consumer as two processes on one data directory.
+    /// Runs the API and the consumer as two processes on one data directory.
     pub fn split(mut self) -> Self {
         self.split = true;
         self
@@ -114,8 +114,8 @@ impl Plan {
         self
     }
 
-    /// Starts all of it and waits until it is ready.
-    pub async fn start(self) -> Stand {
+    /// Starts everything and waits until it is ready.
+    pub async fn start(self) -> RelayFixture {
         let directory = tempfile::tempdir().unwrap();
         let engine = self.setup.unwrap_or_else(|| self.engine.set_up());
         let port = free_port();
@@ -134,7 +134,7 @@ impl Plan {
             env.entry(name.clone()).or_insert_with(|| value.clone());
         }
         for (name, port) in self.links {
-            let url = moved_to(&env[&name], port);
+            let url = with_port(&env[&name], port);
             env.insert(name, url);
         }
         let list = |part: &dyn Fn(&Relayer) -> String| relayers.iter().map(part).collect::<Vec<_>>().join(",");
@@ -146,11 +146,11 @@ impl Plan {
         let service = if self.split { "relay-api" } else { "serve" };
         let mut api_env = env.clone();
         for (name, port) in self.api_links {
-            let url = moved_to(&env[&name], port);
+            let url = with_port(&env[&name], port);
             api_env.insert(name, url);
         }
         let api = baton([service], &api_env).env("PORT", port.to_string()).start().unwrap();
-        let mut stand = Stand {
+        let mut relay = RelayFixture {
             _directory: directory,
             _engine: engine,
             engine: self.engine,
@@ -162,16 +162,16 @@ impl Plan {
             consumer_bases: Vec::new(),
             http: harness::http_client(),
         };
-        stand.api_ready().await;
+        relay.api_ready().await;
         if self.split {
-            stand.add_consumer().await;
+            relay.add_consumer().await;
         }
-        stand
+        relay
     }
 }
 
-/// A URL with another port.
-fn moved_to(url: &str, port: u16) -> String {
+/// The URL with its port replaced.
+fn with_port(url: &str, port: u16) -> String {
     let mut url = reqwest::Url::parse(url).unwrap();
     url.set_port(Some(port)).unwrap();
     url.to_string()
@@ -182,12 +182,12 @@ pub fn baton<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) ->
     Program::new(PathBuf::from(env!("CARGO_BIN_EXE_baton"))).args(args).envs(env.clone())
 }
 
-/// The serial numbers from which the warm-up takes its own.
+/// The first serial number of the warm-up's transactions.
 pub const WARM_UP: usize = 0xffff_0000;
 
-/// What is running.
-pub struct Stand {
-    /// Kept until the end.
+/// Running relayers and `baton` processes. Dropping it stops them.
+pub struct RelayFixture {
+    /// Removed on drop.
     _directory: tempfile::TempDir,
     _engine: EngineSetup,
     pub engine: TestEngine,
@@ -200,12 +200,12 @@ pub struct Stand {
     pub http: reqwest::Client,
 }
 
-impl Stand {
+impl RelayFixture {
     pub async fn api_ready(&mut self) {
         self.api.wait_ready(&format!("{}/ready", self.base), SOON).await.unwrap();
     }
 
-    /// One more consumer process on the same data.
+    /// Starts one more consumer process on the same data.
     pub async fn add_consumer(&mut self) {
         let port = free_port();
         let base = format!("http://127.0.0.1:{port}");
@@ -215,7 +215,7 @@ impl Stand {
         self.consumers.push(consumer);
     }
 
-    /// An authorised request.
+    /// A request with the API key.
     pub fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
         self.http.request(method, format!("{}{path}", self.base)).header("x-api-key", API_KEY).timeout(SOON)
     }
@@ -224,7 +224,7 @@ impl Stand {
         answer(self.request(reqwest::Method::GET, path)).await
     }
 
-    /// Sends a few and waits for them, so that every relayer has something to remember.
+    /// Confirms transactions until every relayer has one. A proof of absence needs an older record in the relayer's list.
     pub async fn warm_up(&self) {
         let mut serial = WARM_UP;
         while self.relayers.iter().any(|relayer| relayer.accepted().is_empty()) {
@@ -234,7 +234,7 @@ impl Stand {
         }
     }
 
-    /// Posts to `/relay/direct` and gives status and body.
+    /// Posts to `/relay/direct`; returns status and body.
     pub async fn post(&self, body: &Value) -> (u16, Value) {
         answer(self.request(reqwest::Method::POST, "/api/v1/relay/direct").json(body)).await
     }
@@ -246,12 +246,12 @@ impl Stand {
         answer["transactionId"].as_str().unwrap().to_owned()
     }
 
-    /// Sends the transaction of that serial number, which its `data` carries.
+    /// Sends the transaction with this serial number, which its `data` carries.
     pub async fn send_serial(&self, serial: usize) -> String {
         self.send(&serial_body(serial)).await
     }
 
-    /// Sends many at once; returns (id, data) of each.
+    /// Sends these transactions, 64 at a time; returns id and `data` of each.
     pub async fn send_many(&self, serials: std::ops::Range<usize>) -> Vec<(String, String)> {
         let mut sent = Vec::new();
         for chunk in serials.collect::<Vec<_>>().chunks(64) {
@@ -268,7 +268,7 @@ impl Stand {
         body
     }
 
-    /// Waits until the transaction has that status.
+    /// Waits until the transaction has the status `wanted`.
     pub async fn until_status(&self, id: &str, wanted: &str) -> Value {
         eventually_ok(SOON, format!("{id} to be {wanted}"), || async {
             let body = self.status(id).await;
@@ -277,7 +277,7 @@ impl Stand {
         .await
     }
 
-    /// Waits until no transaction is open and the queue is empty.
+    /// Waits until no transaction is pending or submitted.
     pub async fn until_all_final(&self, deadline: Duration) {
         eventually_ok(deadline, "every transaction to be final", || async {
             let (_, health) = self.get("/health").await;
@@ -287,14 +287,14 @@ impl Stand {
         .await;
     }
 
-    /// What was promised against what the relayers took, the warm-up aside.
+    /// Compares accepted transactions with the relayers' records, without the warm-up.
     pub fn books(&self, sent: impl IntoIterator<Item = (String, String)>) -> EffectLedger {
         let mut books = EffectLedger::compare(sent, &self.relayers, |accepted| accepted.field("data"));
         books.extras.retain(|(key, _)| *key < serial_data(WARM_UP));
         books
     }
 
-    /// How many transactions have that status.
+    /// The number of transactions with this status.
     pub async fn count(&self, status: &str) -> usize {
         let mut count = 0;
         let mut cursor = String::new();
@@ -308,7 +308,7 @@ impl Stand {
         }
     }
 
-    /// Runs a command of the binary on the same data; gives its exit code and output.
+    /// Runs a command of the binary on the same data; returns its exit code and output.
     pub async fn command<const N: usize>(&self, args: [&str; N]) -> (i32, String) {
         let mut env = self.env.clone();
         for name in ["OZ_RELAYER_URLS", "OZ_RELAYER_API_KEY", "RELAY_API_KEY", "WEBHOOK_SIGNING_KEY"] {
@@ -319,16 +319,17 @@ impl Stand {
         (status.code().unwrap_or(-1), process.output())
     }
 
-    /// Settles a doubt as an operator would, who is told to wait while the submission may still land.
+    /// Resolves an unknown outcome as an operator does: repeats the command while it answers that the submission may still
+    /// arrive.
     pub async fn resolve(&self, id: &str, how: &str) {
         eventually_ok(SOON, format!("{id} to be resolved"), || async {
-            let (code, said) = self.command(["tx", "resolve", id, how]).await;
-            if code == 0 { Ok(()) } else { Err(said) }
+            let (code, output) = self.command(["tx", "resolve", id, how]).await;
+            if code == 0 { Ok(()) } else { Err(output) }
         })
         .await;
     }
 
-    /// Gives a transaction to a relayer without us; its id there.
+    /// Posts a transaction to a relayer directly; returns the relayer's id.
     pub async fn post_at_relayer(&self, index: usize, data: &str) -> String {
         let relayer = &self.relayers[index];
         let url = format!("{}/api/v1/relayers/{}/transactions", relayer.url(), relayer.id());
@@ -337,14 +338,17 @@ impl Stand {
         record["data"]["id"].as_str().unwrap().to_owned()
     }
 
-    /// A metric's value, summed over its labels that contain `label`.
+    /// A metric of the API process, summed over the series whose labels contain `label`.
     pub async fn metric(&self, name: &str, label: &str) -> f64 {
-        let text = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap().text().await.unwrap();
-        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        metric(&self.http, &self.base, name, label).await
     }
 
-    /// What the health page says of one relayer.
+    /// The same of a consumer process.
+    pub async fn consumer_metric(&self, which: usize, name: &str, label: &str) -> f64 {
+        metric(&self.http, &self.consumer_bases[which], name, label).await
+    }
+
+    /// The state of one relayer according to `/health`.
     pub async fn relayer_state(&self, index: usize) -> String {
         let (_, health) = self.get("/health").await;
         let url = self.relayers[index].url();
@@ -353,7 +357,7 @@ impl Stand {
         found["status"].as_str().unwrap().to_owned()
     }
 
-    /// Waits until the health page says that of one relayer.
+    /// Waits until `/health` shows this state for one relayer.
     pub async fn until_relayer(&self, index: usize, state: &str) {
         eventually(SOON, format!("relayer {index} to be {state}"), || async {
             (self.relayer_state(index).await == state).then_some(())
@@ -362,14 +366,22 @@ impl Stand {
     }
 }
 
-async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
+/// Sends a request; returns status and body.
+pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
     let response = request.send().await.unwrap();
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-/// A body whose `data` carries a serial number, which comes out at the relayer unchanged.
+/// A metric of the process at `base`, summed over the series whose labels contain `label`.
+pub async fn metric(http: &reqwest::Client, base: &str, name: &str, label: &str) -> f64 {
+    let text = http.get(format!("{base}/metrics")).send().await.unwrap().text().await.unwrap();
+    let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// A body whose `data` carries a serial number; the relayer receives `data` unchanged.
 pub fn serial_body(serial: usize) -> Value {
     json!({ "to": TO, "value": "1", "data": serial_data(serial), "gas": 60000, "speed": "fast" })
 }

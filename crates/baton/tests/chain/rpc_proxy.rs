@@ -1,0 +1,106 @@
+//! A proxy in front of a chain's JSON-RPC. It can drop `eth_sendRawTransaction` or its answer, passes everything else, and
+//! counts requests by method.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use harness::chain::Chain;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// Fault of `eth_sendRawTransaction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendFault {
+    None,
+    /// The request does not reach the chain.
+    Dropped,
+    /// The chain gets the request, and its answer is lost.
+    AnswerLost,
+}
+
+/// A running proxy. Dropping it stops it.
+pub struct RpcProxy {
+    url: String,
+    state: Arc<Inner>,
+    server: JoinHandle<()>,
+}
+
+struct Inner {
+    chain: String,
+    http: reqwest::Client,
+    fault: Mutex<SendFault>,
+    /// Signed transactions of all send requests, dropped ones included.
+    sent: Mutex<Vec<String>>,
+    /// Number of requests by method.
+    requests: Mutex<BTreeMap<String, usize>>,
+}
+
+impl RpcProxy {
+    pub async fn start(chain: &Chain) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let state = Arc::new(Inner {
+            chain: chain.url().to_owned(),
+            http: harness::http_client(),
+            fault: Mutex::new(SendFault::None),
+            sent: Mutex::default(),
+            requests: Mutex::default(),
+        });
+        let router = Router::new().route("/", post(forward)).with_state(Arc::clone(&state));
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { url, state, server }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub fn set(&self, fault: SendFault) {
+        *self.state.fault.lock().unwrap() = fault;
+    }
+
+    /// The number of requests with this method.
+    pub fn request_count(&self, method: &str) -> usize {
+        self.state.requests.lock().unwrap().get(method).copied().unwrap_or_default()
+    }
+
+    /// The distinct signed transactions in all send requests.
+    pub fn signed_transactions(&self) -> Vec<String> {
+        let mut sent = self.state.sent.lock().unwrap().clone();
+        sent.sort();
+        sent.dedup();
+        sent
+    }
+}
+
+impl Drop for RpcProxy {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn forward(State(rpc): State<Arc<Inner>>, body: Bytes) -> Response {
+    let request: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    let method = request["method"].as_str().unwrap();
+    *rpc.requests.lock().unwrap().entry(method.to_owned()).or_default() += 1;
+    let is_send = method == "eth_sendRawTransaction";
+    let fault = if is_send { *rpc.fault.lock().unwrap() } else { SendFault::None };
+    if is_send {
+        rpc.sent.lock().unwrap().push(request["params"][0].as_str().unwrap().to_owned());
+    }
+    if fault == SendFault::Dropped {
+        return StatusCode::BAD_GATEWAY.into_response();
+    }
+    let forwarded = rpc.http.post(&rpc.chain).header("content-type", "application/json").body(body).send();
+    let answer = forwarded.await.unwrap().bytes().await.unwrap();
+    match fault {
+        SendFault::AnswerLost => StatusCode::BAD_GATEWAY.into_response(),
+        _ => ([("content-type", "application/json")], answer).into_response(),
+    }
+}
