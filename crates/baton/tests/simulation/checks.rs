@@ -5,7 +5,8 @@ use baton::relay::state::transaction::{ConsumerId, FailedBy, Status, Transaction
 use baton::timestamp::Timestamp;
 use relayer_sim::Status as RecordStatus;
 
-use super::world::{CLOCK_SKEW, Effect, Mutation, RETENTION, TIMINGS, World, relayer_index};
+use super::setup::Mutation;
+use super::world::{CLOCK_SKEW, Effect, RETENTION, TIMINGS, World, relayer_index};
 
 impl World {
     /// A save, before it is made. `by` is the consumer that saves; none: the API or an operator.

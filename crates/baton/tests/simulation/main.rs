@@ -9,10 +9,12 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod checks;
+mod faults;
 mod network;
 mod process;
 mod queue;
 mod scheduler;
+mod setup;
 mod store;
 mod world;
 
@@ -20,7 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use scheduler::Ended;
-use world::{Counters, Fault, Mutation, Setup};
+use setup::{Mutation, Setup};
+use world::Counters;
 
 /// Rows are cloned a lot.
 #[global_allocator]
@@ -33,30 +36,6 @@ const MUTATION_RUNS: u64 = 4000;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-}
-
-fn setup(seed: u64, mutation: Mutation) -> Setup {
-    // Some mistakes need a rare coincidence: those worlds are made to have it.
-    let forced: &[Fault] = match mutation {
-        Mutation::NoMemoryProof => &[Fault::Forget, Fault::BadAnswer],
-        Mutation::TakesOldest => &[Fault::BadAnswer],
-        Mutation::TakesWhileOpen => &[Fault::Late, Fault::BadAnswer],
-        Mutation::HastySecondLook | Mutation::NoSecondLook => &[Fault::Late],
-        Mutation::NoFence | Mutation::LateFence => &[Fault::Freeze, Fault::Slow],
-        Mutation::NoToken => &[Fault::Freeze, Fault::BadAnswer],
-        Mutation::NoUniqueness => &[Fault::BadAnswer],
-        Mutation::NoForwardOnly => &[Fault::Webhook],
-        Mutation::ErrorIsRefusal => &[Fault::BadAnswer],
-        Mutation::NoClaimSweep => &[Fault::BadAnswer],
-        Mutation::NoWaitingSweep => &[Fault::LoseMessage],
-        Mutation::NoSubmittedSweep => &[Fault::Webhook],
-        Mutation::NoDeadline => &[Fault::Slow, Fault::Freeze],
-        _ => &[],
-    };
-    let forced = forced.iter().fold(0, |bits, fault| bits | 1 << *fault as u32);
-    // Small worlds are quick, and nearly every mistake shows in them.
-    let transactions_max = if mutation == Mutation::None { u64::MAX } else { 4 };
-    Setup { seed, mutation, shape: mutation, forced, transactions_max, faulty_steps_max: u64::MAX, trace: false }
 }
 
 /// Runs these worlds on every core; the first seed that fails, if any, and what happened in all of them.
@@ -138,7 +117,7 @@ fn nothing_is_lost_and_nothing_happens_twice() {
     // With `SIM_MUTATION`, the worlds in which that mutation is looked for, without the mutation.
     let named = std::env::var("SIM_MUTATION").ok();
     let like = Mutation::ALL.into_iter().find(|mutation| named.as_ref() == Some(&format!("{mutation:?}")));
-    let of = |seed| Setup { mutation: Mutation::None, ..setup(seed, like.unwrap_or(Mutation::None)) };
+    let of = |seed| Setup { mutation: Mutation::None, ..Setup::new(seed, like.unwrap_or(Mutation::None)) };
     let (failed, counters) = explore(first..first + runs, of);
     let took = started.elapsed();
     println!("{:.0} worlds per second, {counters:#?}", counters.worlds as f64 / took.as_secs_f64());
@@ -150,10 +129,10 @@ fn nothing_is_lost_and_nothing_happens_twice() {
 #[test]
 fn the_same_seed_is_the_same_world() {
     for seed in 0..20 {
-        let traced = Setup { trace: true, ..setup(seed, Mutation::None) };
+        let traced = Setup { trace: true, ..Setup::new(seed, Mutation::None) };
         let (once, twice) = (scheduler::run(&traced), scheduler::run(&traced));
         assert_eq!(once.trace, twice.trace);
-        let untraced = scheduler::run(&setup(seed, Mutation::None));
+        let untraced = scheduler::run(&Setup::new(seed, Mutation::None));
         assert_eq!(once.steps, untraced.steps, "tracing changes nothing");
     }
 }
@@ -171,10 +150,10 @@ fn every_mutation_is_found() {
             continue;
         }
         let started = Instant::now();
-        let (failed, counters) = explore(0..MUTATION_RUNS, |seed| setup(seed, mutation));
+        let (failed, counters) = explore(0..MUTATION_RUNS, |seed| Setup::new(seed, mutation));
         match failed {
             Some((seed, violation)) => {
-                let without = scheduler::run(&Setup { mutation: Mutation::None, ..setup(seed, mutation) });
+                let without = scheduler::run(&Setup { mutation: Mutation::None, ..Setup::new(seed, mutation) });
                 assert_eq!(without.violation, None, "the world of seed {seed} for {mutation:?} fails without it");
                 println!(
                     "{mutation:?} found with seed {seed} after {} worlds, {:.1} s: {violation}",
@@ -182,7 +161,7 @@ fn every_mutation_is_found() {
                     started.elapsed().as_secs_f64()
                 );
                 if wanted.is_some() {
-                    println!("{}", describe(seed, &violation, |seed| setup(seed, mutation)));
+                    println!("{}", describe(seed, &violation, |seed| Setup::new(seed, mutation)));
                 }
             }
             None => missed.push(mutation),

@@ -21,9 +21,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use super::setup::{Fault, Mutation};
 use super::world::{
-    Effect, Fault, HISTORY, Mutation, REQUEST_LIFETIME, RETENTION, Rng, SIGNERS, Sim, World, direct_request, note,
-    signer,
+    Effect, HISTORY, REQUEST_LIFETIME, RETENTION, Rng, SIGNERS, Sim, World, direct_request, note, signer,
 };
 
 pub type Answer = Result<Response, TransportError>;

@@ -11,7 +11,8 @@ use pipeline::{
     Attributes, Capabilities, DeadLetter, Depth, Message, MessageId, Outcome, Outgoing, Queue, QueueError, Receipt,
 };
 
-use super::world::{Fault, Sim, World, note};
+use super::setup::Fault;
+use super::world::{Sim, World, note};
 
 const LEASE: i64 = 20_000;
 const RECEIVES_MAX: u32 = 3;

@@ -12,7 +12,8 @@ use baton::relay::store::{
 };
 use baton::timestamp::Timestamp;
 
-use super::world::{BASE, Effect, Fate, Fault, Mutation, SIGNERS, Sim, Truth, World, note, relayer_index, signer};
+use super::setup::{Fault, Mutation};
+use super::world::{BASE, Effect, Fate, SIGNERS, Sim, Truth, World, note, relayer_index, signer};
 
 /// One process's connection to the store.
 pub struct SimStore {

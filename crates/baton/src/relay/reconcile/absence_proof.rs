@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_no_gas_limit_leaves_the_records_of_those_who_do_for_last() {
+    fn a_call_without_gas_limit_leaves_records_of_calls_with_one_for_last() {
         let mut estimated = record("estimated", CLAIMED_AT + 5);
         estimated.gas_limit = Some(48_000);
         let mut question = Question::about(vec![record("named", CLAIMED_AT), estimated], Some(CLAIMED_AT - 60_000));
