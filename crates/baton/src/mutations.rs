@@ -1,7 +1,7 @@
 //! Deliberate mistakes in rules of pure code, one at a time, so that the simulation can prove that it finds them.
 //!
 //! They exist only with the cargo feature `mutations`, which no build for production has; without it
-//! [`Mutation::is_on`] is constant.
+//! `Mutation::is_on` is constant.
 
 /// One deliberate mistake.
 #[doc(hidden)]
