@@ -79,7 +79,7 @@ const WELL_KNOWN_KEYS: [&str; 3] = [
     "0x2a871d0798f97d79848a013d4936a73bf4cc922c825d33c1cf7073dff6d409c6",
 ];
 
-/// The arguments of `bench-relayers`.
+/// The arguments of `dev-relayers`.
 #[derive(Args)]
 pub struct RelayerArgs {
     /// First port (they take three in a row)

@@ -121,7 +121,7 @@ impl Vars<'_> {
             consumer_dead_after: self.millis("CONSUMER_DEAD_AFTER_MS"),
             attempts_max: self.count("MAX_ATTEMPTS"),
             retry_first_delay: self.millis("RETRY_FIRST_DELAY_MS"),
-            retry_delay_max: RETRY_DELAY_MAX,
+            retry_delay_max: RETRY_DELAY_MAX.max(self.millis("RETRY_FIRST_DELAY_MS")),
             auto_replay_delay: self.millis("AUTO_REPLAY_DELAY_MS"),
             queue_lease,
             queue_retention: self.millis("QUEUE_RETENTION_MS"),

@@ -39,7 +39,10 @@ pub const REMOVED: &[(&str, &str)] = &[
     ("RECONCILE_SUBMITTED_MAX_MS", "lookups double from RECONCILE_SUBMITTED_MS up to 5 minutes"),
     ("RECONCILE_DEAD_LETTERS_MS", "dead letters are checked every 5 s, on SQS every 60 s"),
     ("USERS_DATABASE_CONNECTIONS", "a process opens up to USERS_BATCH_CONCURRENCY + 2 connections"),
-    ("USERS_DLQ_PAUSE_MAX_MS", "while the database fails, dead letters are checked at least once a minute"),
+    (
+        "USERS_DLQ_PAUSE_MAX_MS",
+        "while the database fails, the pause between two checks grows up to 12 times USERS_DLQ_INTERVAL_MS",
+    ),
 ];
 
 const HTTP: Kind = Url(&["http", "https"]);

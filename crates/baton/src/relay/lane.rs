@@ -158,7 +158,11 @@ impl RelayLane {
             summary
         };
         let (summary, ()) = tokio::join!(consuming, reconciler.run(drained));
-        info!(action = "consumer_stopped", consumer = %me, "the consumer has stopped");
+        let Summary { received, done, retried, dead, handed_back, .. } = summary;
+        info!(
+            action = "consumer_stopped", consumer = %me, received, done, retried, dead, handed_back,
+            "the consumer has stopped"
+        );
         summary
     }
 

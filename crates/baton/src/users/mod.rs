@@ -1,4 +1,4 @@
-//! UsersLane 2: raffle enrolment, into the users' database in batches. The files in the order a user meets them: [`api`] and
+//! Lane 2: raffle enrolment, into the users' database in batches. The files in the order a user meets them: [`api`] and
 //! [`bulk`] (the HTTP calls), [`user`] (the record), [`intake`] (accepts a user: the 200), [`consumer`] (batches into the
 //! [`store`]), [`dead_letter_consumer`] (retries what the consumer gave up) with the [`quarantine`], and
 //! [`dead_letters`] (the operators' view). [`engine`] opens store and queue, [`lane`] puts all together, [`health`]

@@ -65,8 +65,8 @@ impl Journal {
 }
 
 fn write_line(file: &mut impl Write, kind: &str, value: &impl Serialize) -> io::Result<()> {
-    // In one call, so that a killed process leaves whole lines.
-    file.write_all(format!("{{\"{kind}\":{}}}\n", serde_json::to_string(value)?).as_bytes())
+    // In one call, so that a killed process leaves whole lines; on a line of its own even after a write that broke off.
+    file.write_all(format!("\n{{\"{kind}\":{}}}\n", serde_json::to_string(value)?).as_bytes())
 }
 
 pub(super) fn load(path: &Path) -> io::Result<Loaded> {
@@ -76,7 +76,11 @@ pub(super) fn load(path: &Path) -> io::Result<Loaded> {
         file => file?,
     };
     for line in BufReader::new(file).lines() {
-        match serde_json::from_str(&line?) {
+        let line = line?;
+        if line.is_empty() {
+            continue;
+        }
+        match serde_json::from_str(&line) {
             Ok(Line::Record(stored)) => drop(loaded.insert(stored.number, (*stored, false))),
             Ok(Line::Notified(number)) => {
                 if let Some((_, notified)) = loaded.get_mut(&number) {

@@ -147,11 +147,12 @@ impl DevRelayer {
 }
 
 impl DevParts {
-    /// Writes a record that was just stored, and hands it to the signer.
+    /// Writes a record that was just stored, and hands it to the signer. A record that a restart would lose is not signed.
     pub(crate) fn stored(&self, core: &SimRelayer, number: u64) {
-        let written = core.export(number).map(|stored| self.journal.write(&stored));
-        log_failure(written.unwrap_or(Ok(())));
-        if let Some(signer) = &self.signer {
+        let written = core.export(number).map_or(Ok(()), |stored| self.journal.write(&stored));
+        let lost = written.is_err();
+        log_failure(written);
+        if let Some(signer) = self.signer.as_ref().filter(|_| !lost) {
             signer.add(number);
         }
     }

@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    /// What is of unknown outcome, the list that was read, and what is asked about them.
+    /// A submission of unknown outcome, the list that was read, and what is known of equal claims.
     struct Question {
         search: RelayerListing,
         unknown: UnknownOutcome,

@@ -38,7 +38,7 @@ pub struct Reconciler {
 pub struct ReconcilerSettings {
     /// Pause between two sweeps of a kind.
     pub interval: Duration,
-    /// Pause between two sweeps of the dead dead_letters.
+    /// Pause between two sweeps of the dead letters.
     pub dead_letters_every: Duration,
     /// Claims of a consumer without a heartbeat for this long are released.
     pub consumer_dead_after: Duration,

@@ -259,7 +259,7 @@ impl RelayerClient {
             let (status, detail) = (answer.status.as_u16(), wire::read_error(&text(&answer)));
             return Err(RelayerError::Status { status, detail });
         }
-        let body = serde_json::from_slice(&answer.body).map_err(|_| RelayerError::Unreadable("not JSON"))?;
+        let body = serde_json::from_str(&text(&answer)).map_err(|_| RelayerError::Unreadable("not JSON"))?;
         Ok((body, clock))
     }
 

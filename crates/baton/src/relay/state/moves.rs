@@ -407,7 +407,7 @@ impl Transaction {
         }
         match (&self.binding, &self.claim) {
             (Some(_), _) => NextStep::Follow,
-            // In unknown: the reconciler settles it, and queues it again if it is to be sent again.
+            // Unknown outcome: the reconciler settles it, and queues it again if it is to be sent again.
             (None, Some(claim)) if claim.unknown.is_some() => NextStep::Nothing,
             (None, Some(_)) => NextStep::LeaveAlone,
             (None, None) => NextStep::Submit,

@@ -64,7 +64,7 @@ impl Transaction {
             return Ok(());
         }
         Err(Refused::NotPossible(
-            "its outcome is not of unknown outcome: it is waiting, being sent right now, or known to its relayer",
+            "its outcome is not unknown: it is waiting, being sent right now, or known to its relayer",
         ))
     }
 }

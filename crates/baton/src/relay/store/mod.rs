@@ -181,7 +181,7 @@ pub struct Filter {
     pub from: Option<Timestamp>,
     /// Only accepted before.
     pub until: Option<Timestamp>,
-    /// Only those whose outcome is of unknown outcome.
+    /// Only rows whose outcome is unknown.
     pub outcome_unknown: bool,
 }
 

@@ -1,5 +1,5 @@
 //! The store with everything that goes with a change of a row: decide, save, decide again if another writer was quicker,
-//! refresh the cache, count. TransactionIntake, consumer, webhooks and reconciler all write through here.
+//! refresh the cache, count. Intake, consumer, webhooks and reconciler all write through here.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -259,7 +259,7 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
     {
         assert!(name.starts_with("take over"), "{edge}");
         assert_eq!((old.relayer.clone(), old.at), (new.relayer.clone(), new.at), "the doubt keeps its origin: {edge}");
-        assert!(new.unknown.is_some(), "what is taken over is of unknown outcome: {edge}");
+        assert!(new.unknown.is_some(), "the outcome of a claim that is taken over is unknown: {edge}");
     }
     // A claim ends only by an answer, by proof of absence, or by an operator.
     if before.claim.is_some() && after.claim.is_none() {
