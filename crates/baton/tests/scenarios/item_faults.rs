@@ -125,10 +125,12 @@ fn replay(relay: &RelayFixture, rate: &str) -> harness::process::Process {
     baton(["dlq", "replay", "--all", "--rate", rate], &relay.env).start().unwrap()
 }
 
+/// SQS delivers at least once: a message whose visibility timeout ends while it is being buried is buried twice.
 async fn until_dead_letters(relay: &RelayFixture, count: u64) {
+    let copies_max = if relay.engine == TestEngine::MySqlSqs { count / 20 } else { 0 };
     eventually_ok(SOON, format!("{count} dead letters"), || async {
         let dead = dead_letters(relay).await;
-        if dead == count { Ok(()) } else { Err(dead) }
+        if (count..=count + copies_max).contains(&dead) { Ok(()) } else { Err(dead) }
     })
     .await;
 }
