@@ -4,7 +4,7 @@
 pub mod auth;
 pub mod body;
 pub mod health;
-pub mod idempotency;
+pub mod idempotency_header;
 pub mod outgoing;
 pub mod problem;
 pub mod server;

@@ -16,7 +16,7 @@ use super::intake::UserIntake;
 use super::user::{User, UserId};
 use crate::http::auth::Caller;
 use crate::http::body::JsonBody;
-use crate::http::idempotency::read_idempotency_key;
+use crate::http::idempotency_header::read_idempotency_key;
 use crate::http::problem::{FieldProblem, Problem};
 
 /// The routes; the caller puts them behind an API key.

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::intake::UserIntake;
 use super::user::{User, UserId};
 use crate::http::auth::Caller;
-use crate::http::idempotency::read_idempotency_key;
+use crate::http::idempotency_header::read_idempotency_key;
 use crate::http::problem::Problem;
 use crate::http::server::BodyLimits;
 

@@ -13,7 +13,7 @@ use pipeline::{DeadLetter, MessageId, Queue, RetryPolicy};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::quarantine::Quarantined;
+use super::quarantined_message::Quarantined;
 use super::store::{InsertOutcome, UserStore};
 use super::user::User;
 use crate::dead_letters::{DeadLetterError, require_moved};

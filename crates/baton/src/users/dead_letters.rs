@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use pipeline::{MessageId, Queue};
 
-use super::quarantine::Quarantined;
+use super::quarantined_message::Quarantined;
 use super::store::UserStore;
 use super::user::User;
 use crate::dead_letters::{DeadLetterEntry, DeadLetterError, DeadLetterLane, DeadLetterPlace};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton::timestamp::Timestamp;
-use baton::users::quarantine::Quarantined;
+use baton::users::quarantined_message::Quarantined;
 use baton::users::store::postgres::{PostgresOptions, PostgresStore};
 use baton::users::store::sqlite::SqliteUserStore;
 use baton::users::store::{InsertOutcome, UserStore, UserStoreErrorKind};

@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["relay/engine", "relay/health"],
     &["relay/lane", "relay"],
     // Lane 2.
-    &["users/user", "users/quarantine"],
+    &["users/user", "users/quarantined_message"],
     &["users/store"],
     &["users/intake"],
     &["users/consumer", "users/dead_letters", "users/dead_letter_consumer"],

@@ -20,7 +20,7 @@ mod mysql;
 mod mysql_connection;
 
 use baton::config::RelayMode;
-use baton::relay::state::report::{Report, ReportedStatus, Source, Verdict};
+use baton::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
     ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };

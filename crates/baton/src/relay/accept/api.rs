@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::evm::parse_address;
 use crate::http::auth::Caller;
 use crate::http::body::JsonBody;
-use crate::http::idempotency::read_idempotency_key;
+use crate::http::idempotency_header::read_idempotency_key;
 use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::accept::gasless::Gasless;
 use crate::relay::accept::intake::{AcceptReceipt, Request, TransactionIntake, TransactionIntakeError};

@@ -4,6 +4,9 @@
 //! a crash in between leaves a row without a message, which the reconciler queues; and if the queue does not take the
 //! message, the row is marked as failed before the client reads that it will never happen.
 //!
+//! Requests under one `Idempotency-Key` become one transaction in the commit that stores the row
+//! (`relay/store/*/idempotency_keys.rs`); the others are answered here, with that transaction.
+//!
 //! Next: the message reaches [`crate::relay::submit::consumer`].
 
 use std::sync::Arc;

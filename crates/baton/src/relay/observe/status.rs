@@ -14,7 +14,7 @@ use crate::relay::observe::recent_misses::RecentMisses;
 use crate::relay::relayer::client::describe;
 use crate::relay::relayer::pool::Pool;
 use crate::relay::request::call::{Call, DirectRequest, Speed};
-use crate::relay::state::report::{Report, Source};
+use crate::relay::state::apply_report::{Report, Source};
 use crate::relay::state::transaction::{
     Binding, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
 };
@@ -151,7 +151,7 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &
         forgotten_since: None,
     });
     match row.report(report, Source::Asked, guarded.mode, now, &guarded.timings) {
-        crate::relay::state::report::Verdict::Move(moved) => Some(moved.transaction),
+        crate::relay::state::apply_report::Verdict::Move(moved) => Some(moved.transaction),
         _ => Some(row),
     }
 }

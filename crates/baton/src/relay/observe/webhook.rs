@@ -1,4 +1,4 @@
-//! Reports from relayers: `POST /webhooks/oz-relayer`, HMAC-signed over the raw body.
+//! Reports from relayers: `POST /api/v1/webhooks/oz-relayer`, HMAC-signed over the raw body.
 //!
 //! Looked up by the relayer's id only, never by ours. A webhook may overtake the answer to its own submission: then
 //! it is kept and applied with the bind.
@@ -20,7 +20,7 @@ use crate::config::Secret;
 use crate::http::body::RawBody;
 use crate::http::problem::Problem;
 use crate::relay::relayer::wire::{self, Webhook};
-use crate::relay::state::report::Report;
+use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin};

@@ -2,14 +2,14 @@
 //! payment; ADR 4 gives the reason for each rule.
 //!
 //! [`super::unknown_outcomes`] reads the list and acts on the finding. One listing is not enough: `Transaction::absent`
-//! ends a claim only after a second one.
+//! in `state/moves.rs` ends a claim only after a second one.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::mutations::Mutation;
 use crate::relay::request::call::Call;
-use crate::relay::state::report::Report;
+use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{Claim, RelayerTxId, Transaction, UnknownOutcome};
 use crate::timestamp::Timestamp;
 
@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
     use crate::relay::request::call::DirectRequest;
-    use crate::relay::state::report::ReportedStatus;
+    use crate::relay::state::apply_report::ReportedStatus;
     use crate::relay::state::transaction::{ConsumerId, Progress, RelayerUrl, UnknownCause};
 
     const TO: &str = "0x5fbdb2315678afecb367f032d93f642f64180aa3";

@@ -17,7 +17,7 @@ use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSub
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
 use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
 use crate::relay::relayer::pool::Pool;
-use crate::relay::state::report::Report;
+use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{
     Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Transaction, UnknownOutcome,
 };

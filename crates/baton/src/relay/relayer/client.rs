@@ -1,5 +1,6 @@
 //! Talks to one relayer. Its only judgement is what an answer proves: [`Answer`] separates "accepted", "certainly not
-//! accepted" and "outcome unknown", because a resend after a wrong guess is a double payment.
+//! accepted" and "outcome unknown", because a resend after a wrong guess is a double payment. The consumer
+//! (`relay/submit/consumer.rs`) acts on it.
 
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::config::Secret;
 use crate::http::outgoing;
 use crate::http::transport::{HttpTransport, Request, Response, Transport, TransportError, TransportFailure};
 use crate::relay::request::call::Call;
-use crate::relay::state::report::Report;
+use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{RelayerTxId, RelayerUrl};
 use crate::timestamp::Timestamp;
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::evm::parse_amount;
 use crate::relay::request::call::Call;
-use crate::relay::state::report::{Report, ReportedStatus};
+use crate::relay::state::apply_report::{Report, ReportedStatus};
 use crate::relay::state::transaction::{Progress, RelayerTxId};
 use crate::relay::store::NUMBER_MAX;
 use crate::timestamp::Timestamp;

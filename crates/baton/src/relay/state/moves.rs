@@ -2,7 +2,7 @@
 //!
 //! Every move takes the row as it is and returns the row as it should be, one version higher, with the steps for its
 //! timeline; or a [`Refused`]. A store saves a move only if the row still has the version that the move started from,
-//! so each rule below holds across all processes. What a relayer's report means for a row is in [`super::report`].
+//! so each rule below holds across all processes. `confirmed`, `success` and `hash` are set in [`super::apply_report`] alone.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! The contract of a [`TransactionStore`], with one folder per database: the same functions in the same order.
 //!
-//! The store knows no rules: a move is decided by pure code ([`crate::relay::state::transaction`], [`crate::relay::state::report`]) and saved
+//! The store knows no rules: a move is decided by pure code ([`crate::relay::state::transaction`], [`crate::relay::state::apply_report`]) and saved
 //! only if the row is still the one that was decided about.
 
 pub mod coalescer;

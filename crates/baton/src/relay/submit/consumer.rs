@@ -19,8 +19,8 @@ use crate::relay::chain::Chain;
 use crate::relay::relayer::client::{Answer, NotTaken, describe};
 use crate::relay::relayer::pool::{Chosen, Pool, Unavailable};
 use crate::relay::relayer::routing::Sent;
+use crate::relay::state::apply_report::Report;
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::report::Report;
 use crate::relay::state::transaction::{
     ConsumerId, NextStep, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
 };

@@ -6,7 +6,7 @@ pub mod sqlite;
 
 use async_trait::async_trait;
 
-use super::quarantine::Quarantined;
+use super::quarantined_message::Quarantined;
 use super::user::{User, UserId};
 use crate::timestamp::Timestamp;
 

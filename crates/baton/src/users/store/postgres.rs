@@ -1,7 +1,7 @@
-//! The store on PostgreSQL. `postgres/pool.rs` opens connections and classifies errors, `postgres/insert.rs` writes a batch
+//! The store on PostgreSQL. `postgres/pool.rs` opens connections and classifies errors, `postgres/insert_batch.rs` writes a batch
 //! and finds the rows that are refused, `postgres/migrate.rs` brings the schema up to date.
 
-mod insert;
+mod insert_batch;
 mod migrate;
 mod pool;
 
@@ -14,7 +14,7 @@ use sqlx::postgres::PgRow;
 use super::{Enrolled, Inserted, UserStore, UserStoreError};
 use crate::store_pool::work;
 use crate::timestamp::Timestamp;
-use crate::users::quarantine::Quarantined;
+use crate::users::quarantined_message::Quarantined;
 use crate::users::user::{User, UserId};
 use pool::Pool;
 
@@ -52,7 +52,7 @@ impl PostgresStore {
 #[async_trait]
 impl UserStore for PostgresStore {
     async fn insert(&self, users: &[User]) -> Result<Inserted, UserStoreError> {
-        insert::insert(&self.pool, users).await
+        insert_batch::insert(&self.pool, users).await
     }
 
     async fn get(&self, id: UserId) -> Result<Option<Enrolled>, UserStoreError> {

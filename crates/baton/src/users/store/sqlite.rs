@@ -7,7 +7,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::{Enrolled, InsertOutcome, Inserted, OTHER_USER, UserStore, UserStoreError, UserStoreErrorKind};
 use crate::timestamp::Timestamp;
-use crate::users::quarantine::Quarantined;
+use crate::users::quarantined_message::Quarantined;
 use crate::users::user::{User, UserId};
 
 /// The embedded store. A clone shares its database.

@@ -1,8 +1,10 @@
-//! What the router knows of one relayer: health, load, circuit breaker, jam detection and rate limit (pure).
+//! What the router knows of one relayer: health, load, circuit breaker, jam detection and rate limit (pure). Whether the
+//! relayer is skipped is decided in [`super::selection`].
 
 use std::time::{Duration, Instant};
 
-use super::{Reason, RoutingSettings};
+use super::selection::Reason;
+use crate::config::RoutingSettings;
 use crate::relay::state::transaction::RelayerUrl;
 
 /// One relayer, as this process sees it.

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 use crate::config::RelayMode;
-use crate::relay::state::report::{Report, ReportedStatus, Source, Verdict};
+use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 
 const TO: &str = "0x5fbdb2315678afecb367f032d93f642f64180aa3";
 

@@ -8,6 +8,7 @@
 mod accept;
 mod columns;
 mod get;
+mod idempotency_keys;
 mod migrate;
 mod nonces;
 mod outcome;

@@ -2,6 +2,7 @@
 //! ([`SqliteStore::accept_queued`]). The single writer and its group commit are [`pipeline::sqlite::Database`]'s.
 
 mod columns;
+mod idempotency_keys;
 mod statements;
 
 use async_trait::async_trait;
@@ -11,7 +12,8 @@ use pipeline::sqlite::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 
 use self::columns::{COLUMNS, UPDATE, execute_with, raw_row};
-use self::statements::{Record, accept, add_step, has_early, insert, key_owner, records_are_free, take_record};
+use self::idempotency_keys::key_owner;
+use self::statements::{Record, accept, add_step, has_early, insert, records_are_free, take_record};
 use super::row::{RawRow, first_id_at};
 use super::{
     Accepted, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,

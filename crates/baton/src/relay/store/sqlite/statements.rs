@@ -4,9 +4,10 @@ use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
 use super::columns::{INSERT, execute_with};
+use super::idempotency_keys::{earlier_request, take_key};
 use crate::relay::state::transaction::{Step, Transaction, TransactionId};
 use crate::relay::store::row::timeline_max;
-use crate::relay::store::{Accepted, IdempotencyKey, KeyOwner};
+use crate::relay::store::{Accepted, IdempotencyKey};
 use crate::timestamp::Timestamp;
 
 const ADD_STEP: &str = "INSERT INTO timeline (transaction_id, seq, at, action, detail) \
@@ -20,20 +21,15 @@ pub(super) fn accept(
     key: Option<&IdempotencyKey>,
 ) -> Result<Accepted, rusqlite::Error> {
     if let Some(key) = key
-        && let Some(owner) = key_owner(connection, &row.api_key, &key.key)?
+        && let Some(earlier) = earlier_request(connection, row, key)?
     {
-        let same = owner.body_sha256 == key.body_sha256;
-        return Ok(if same { Accepted::Duplicate(owner.id) } else { Accepted::KeyReused });
+        return Ok(earlier);
     }
     if let Some(holder) = nonce_taken_by(connection, row)? {
         return Ok(Accepted::NonceTaken(holder));
     }
     if let Some(key) = key {
-        connection
-            .prepare_cached(
-                "INSERT INTO idempotency_keys (api_key, key, body_sha256, transaction_id) VALUES (?1, ?2, ?3, ?4)",
-            )?
-            .execute(params![row.api_key, key.key, key.body_sha256, row.id.0.as_bytes()])?;
+        take_key(connection, row, key)?;
     }
     if let Some(forward) = &row.forward {
         connection
@@ -44,19 +40,6 @@ pub(super) fn accept(
     }
     insert(connection, row)?;
     Ok(Accepted::Stored)
-}
-
-pub(super) fn key_owner(
-    connection: &Connection,
-    api_key: &str,
-    key: &str,
-) -> Result<Option<KeyOwner>, rusqlite::Error> {
-    connection
-        .prepare_cached("SELECT body_sha256, transaction_id FROM idempotency_keys WHERE api_key = ?1 AND key = ?2")?
-        .query_row([api_key, key], |row| {
-            Ok(KeyOwner { id: TransactionId(Uuid::from_bytes(row.get(1)?)), body_sha256: row.get(0)? })
-        })
-        .optional()
 }
 
 /// The transaction, not failed, that holds the nonce of a gasless row.

@@ -1,4 +1,5 @@
-//! The `Idempotency-Key` header: its syntax. Each lane decides what a key means.
+//! The syntax of the `Idempotency-Key` header. What a key means is each lane's own: requests under one key become one
+//! transaction in `relay/store/*/idempotency_keys.rs`, one user in `users/intake.rs`.
 
 use axum::http::HeaderMap;
 

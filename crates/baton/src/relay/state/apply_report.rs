@@ -1,5 +1,6 @@
 //! What a relayer's report means for a row (pure). Webhooks, the reconciler and confirm mode all use
 //! [`Transaction::report`], so they cannot disagree. Only this file sets `hash` and the successful final states.
+//! A verdict is saved only if the row has not moved since it was read, so no process can move it back.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! The quarantine: dead letters that can never become a user, kept with their error until an operator replays or drops
-//! them. [`super::store`] keeps them.
+//! One message in the quarantine: a dead letter that can never become a user, kept with its error until an operator
+//! replays or drops it. [`super::dead_letter_consumer`] decides which, [`super::store`] keeps them. A row that the database
+//! refuses is found in `store/postgres/insert_batch.rs`, and [`super::consumer`] makes it a dead letter.
 //!
 //! The table is called `users_set_aside` and its time `set_aside_at`, from before this term was chosen: renaming them
 //! would need a migration that old and new processes could not share during a rollout.

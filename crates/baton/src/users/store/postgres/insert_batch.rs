@@ -3,7 +3,8 @@
 //! The server's function `users_insert` (`migrations/postgres/0002_users_insert.sql`) writes the batch in parts, and a part
 //! with a bad row one row at a time, so that a bad row rolls back little. Two faults escape it and fail the whole call: text
 //! that the server's encoding cannot represent, and a deferred constraint, which is checked at the commit. Then the batch
-//! is halved and each half inserted by itself, down to single rows.
+//! is halved and each half inserted by itself, down to single rows. A refused row is [`InsertOutcome::Refused`], of which
+//! [`crate::users::consumer`] makes a dead letter; the rest of the batch is stored.
 
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
