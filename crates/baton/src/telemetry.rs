@@ -7,7 +7,9 @@ use metrics::gauge;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use pipeline::Depth;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::LogConfig;
 
@@ -15,14 +17,16 @@ use crate::config::LogConfig;
 pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
     // Lapin logs the bodies of returned messages; Baton logs their outcome itself, without the body.
     let quiet = if config.level.contains("lapin") { "" } else { ",lapin=error" };
-    // Alloy logs the URL of the chain, which may hold a key.
-    let filter = EnvFilter::try_new(format!("{}{quiet},alloy_transport_http=warn", config.level))
+    let filter: Targets = format!("{}{quiet}", config.level)
+        .parse()
         .map_err(|error| anyhow::anyhow!("LOG_LEVEL {} cannot be parsed: {error}", config.level))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let started = if config.json {
-        builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
+        let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+        tracing_subscriber::registry().with(filter).with(lines).try_init()
     } else {
-        builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).compact().try_init()
+        let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).compact();
+        tracing_subscriber::registry().with(filter).with(lines).try_init()
     };
     started.map_err(|error| anyhow::anyhow!("cannot start the logs: {error}"))
 }

@@ -7,10 +7,9 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-use alloy_signer_local::PrivateKeySigner;
 use anyhow::Context;
 use clap::Args;
-use relayer_sim::dev::{ChainOptions, DevRelayer, DevRelayerOptions};
+use relayer_sim::dev::{ChainOptions, DevRelayer, DevRelayerOptions, Key};
 use reqwest::Url;
 use sha2::{Digest, Sha256};
 
@@ -58,7 +57,7 @@ impl ChainArgs {
         let mut options: Vec<Option<ChainOptions>> = Vec::new();
         for (index, key) in keys.iter().enumerate() {
             // The key itself must not appear in a message.
-            let key = PrivateKeySigner::from_str(key.trim())
+            let key = Key::from_str(key.trim())
                 .map_err(|_| anyhow::anyhow!("key {} of --key is no private key (0x and 64 digits)", index + 1))?;
             let known = options.iter().flatten().any(|other| other.key.address() == key.address());
             anyhow::ensure!(

@@ -4,11 +4,13 @@
 //! Each is the simulated relayer on a socket, with a `journal` of its records that survives a restart. **They touch no
 //! chain** unless they get one: hashes are made up, nothing is signed, and their names say so. Call data that starts
 //! with `0xdeadbeef` then reverts, so that failures can be seen too. With a chain each has its own key and really signs:
-//! `signer` (nonces, sending, following), `node` (JSON-RPC), `signed` (a transaction's signed form). `stored` is a record's way between
-//! core and journal.
+//! `signer` (nonces, sending, following), `node` (what the chain's node says, over `rpc`), `raw_transaction` (encoding and
+//! signature), `signed` (a transaction's signed form). `stored` is a record's way between core and journal.
 
 mod journal;
 mod node;
+mod raw_transaction;
+mod rpc;
 mod signed;
 mod signer;
 mod stored;
@@ -17,8 +19,8 @@ mod tests;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-pub use self::signer::ChainOptions;
 use self::{journal::Journal, signer::Signer};
+pub use self::{raw_transaction::Key, signer::ChainOptions};
 use crate::{
     Faults, Mode, RelayerOptions, SimRelayer, SimResponse, Timing,
     answers::failure,

@@ -1,42 +1,27 @@
-//! The chain's node over JSON-RPC, and what its answers prove.
+//! The chain's node, and what its answers prove.
 //!
 //! *Refused* is the node's own statement about a transaction. Everything else (no connection, a timeout, an error of the
 //! server) is *away*: nothing is known, and the same question is asked again.
 
-use std::time::Duration;
-
 use alloy_primitives::{Address, B256, Bytes, TxKind, U256};
-use alloy_provider::{
-    Provider, ProviderBuilder, RootProvider,
-    network::{
-        Ethereum, EthereumWallet, Network, NetworkTransactionBuilder, TransactionBuilder, eip2718::Encodable2718,
-    },
-    transport::{RpcError, TransportErrorKind},
-};
 use alloy_sol_types::{Panic, Revert, SolError};
+use serde_json::{Value, json};
 
-use super::signed::{Fees, Signed};
-use crate::{Record, record::NO_OP_GAS, request::is_well_formed, server::now_ms};
+pub(super) use super::rpc::Away;
+use super::{
+    raw_transaction::Unsigned,
+    rpc::{Rpc, RpcErrorAnswer, RpcFailure, number, quantity},
+    signed::{Fees, Signed},
+};
+use crate::{Record, record::NO_OP_GAS, request::is_well_formed};
 
-/// Shorter than the real relayer's 10 s: a laptop's chain answers at once or not at all.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The real relayer sends a call whose gas cannot be estimated with one of these: a plain transfer, a token's
 /// `transfer`, its `transferFrom`, others.
 const GAS_DEFAULTS: (u64, u64, u64, u64) = (21_000, 65_000, 80_000, 200_000);
-/// JSON-RPC's "internal error" and "limit exceeded": statements about the node, not about the request.
-const NODE_ERRORS: [i64; 2] = [-32603, -32005];
-
-type TransactionRequest = <Ethereum as Network>::TransactionRequest;
 
 pub(super) struct Node {
-    provider: RootProvider,
+    rpc: Rpc,
 }
-
-/// The node did not answer, with the reason. Nothing is known.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Away(String);
 
 /// The node's answer to a transaction that was sent to it.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,37 +42,44 @@ pub(super) struct Mined {
     pub(super) block: Option<u64>,
 }
 
+/// A call as it goes to the chain, without gas and fees.
+#[derive(Debug)]
+struct ChainCall {
+    from: Address,
+    to: TxKind,
+    value: U256,
+    data: Bytes,
+}
+
 /// A transaction without its nonce.
 #[derive(Debug)]
 pub(super) struct Offer {
-    request: TransactionRequest,
+    call: ChainCall,
     gas_limit: u64,
     fees: Fees,
 }
 
 impl Node {
     pub(super) fn new(url: reqwest::Url) -> reqwest::Result<Self> {
-        let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
-        let client = builder.connect_timeout(CONNECT_TIMEOUT).timeout(ANSWER_TIMEOUT).tcp_nodelay(true).build()?;
-        Ok(Self { provider: ProviderBuilder::<_, _, Ethereum>::default().connect_reqwest(client, url) })
+        Ok(Self { rpc: Rpc::new(url)? })
     }
 
     pub(super) async fn chain_id(&self) -> Result<u64, Away> {
-        self.provider.get_chain_id().await.map_err(away)
+        number(&self.rpc.call("eth_chainId", json!([])).await?)
     }
 
     pub(super) async fn balance(&self, address: Address) -> Result<U256, Away> {
-        self.provider.get_balance(address).await.map_err(away)
+        quantity(&self.rpc.call("eth_getBalance", json!([address, "latest"])).await?)
     }
 
     /// Number of mined transactions of this sender.
     pub(super) async fn nonce_mined(&self, address: Address) -> Result<u64, Away> {
-        self.provider.get_transaction_count(address).latest().await.map_err(away)
+        number(&self.rpc.call("eth_getTransactionCount", json!([address, "latest"])).await?)
     }
 
     /// The same, with the transactions in the node's pool that can be mined.
     pub(super) async fn nonce_pending(&self, address: Address) -> Result<u64, Away> {
-        self.provider.get_transaction_count(address).pending().await.map_err(away)
+        number(&self.rpc.call("eth_getTransactionCount", json!([address, "pending"])).await?)
     }
 
     /// Gas and fees for a record; or why it cannot be signed, in the real relayer's words. `reserved` wei of the balance
@@ -98,60 +90,78 @@ impl Node {
         wanted: &Record,
         reserved: U256,
     ) -> Result<Result<Offer, String>, Away> {
-        let Some(request) = to_chain(from, wanted) else {
+        let Some(call) = ChainCall::of(from, wanted) else {
             return Ok(Err("Transaction could not be encoded: malformed `to` or `data`".to_owned()));
         };
         let gas_limit = match wanted.gas_limit {
             Some(limit) => limit,
-            None => self.estimate(&request).await?,
+            None => self.estimate(&call).await?,
         };
+        let block = self.latest_block().await?;
         let fees = match (wanted.gas_price, wanted.max_fee_per_gas, wanted.max_priority_fee_per_gas) {
             (Some(price), _, _) => Fees::GasPrice(price),
             (_, Some(max), Some(priority)) => Fees::Eip1559 { max, priority },
-            _ => {
-                let fees = self.provider.estimate_eip1559_fees().await.map_err(away)?;
-                Fees::Eip1559 { max: fees.max_fee_per_gas, priority: fees.max_priority_fee_per_gas }
-            }
+            _ => self.fees(&block).await?,
         };
-        let block = self.provider.get_block_by_number(Default::default()).await.map_err(away)?;
-        let block_limit = block.ok_or_else(|| Away("there is no latest block".to_owned()))?.header.gas_limit;
+        let block_limit: u64 = number(&block["gasLimit"])?;
         if gas_limit > block_limit {
             let reason = format!("Transaction gas limit ({gas_limit}) exceeds block gas limit ({block_limit})");
             return Ok(Err(reason));
         }
-        let cost = U256::from(gas_limit)
-            .checked_mul(U256::from(fees.max()))
-            .and_then(|gas| gas.checked_add(request.value.unwrap_or_default()));
+        let cost =
+            U256::from(gas_limit).checked_mul(U256::from(fees.max())).and_then(|gas| gas.checked_add(call.value));
         let balance = self.balance(from).await?.saturating_sub(reserved);
         if cost.is_none_or(|cost| cost > balance) {
             let cost = cost.map_or("more than there is".to_owned(), |cost| cost.to_string());
             let reason = format!("Insufficient balance: Relayer balance {balance} is insufficient to cover {cost}");
             return Ok(Err(reason));
         }
-        Ok(Ok(Offer { request, gas_limit, fees }))
+        Ok(Ok(Offer { call, gas_limit, fees }))
     }
 
-    async fn estimate(&self, request: &TransactionRequest) -> Result<u64, Away> {
-        match self.provider.estimate_gas(request.clone()).await {
-            Ok(gas) => Ok(gas + gas / 10),
+    /// A transfer of nothing to the sender itself, which uses up a nonce.
+    pub(super) async fn no_op(&self, from: Address) -> Result<Offer, Away> {
+        let call = ChainCall { from, to: TxKind::Call(from), value: U256::ZERO, data: Bytes::new() };
+        let fees = self.fees(&self.latest_block().await?).await?;
+        Ok(Offer { call, gas_limit: NO_OP_GAS, fees })
+    }
+
+    async fn latest_block(&self) -> Result<Value, Away> {
+        let block = self.rpc.call("eth_getBlockByNumber", json!(["latest", false])).await?;
+        if block.is_object() { Ok(block) } else { Err(Away("there is no latest block".to_owned())) }
+    }
+
+    /// Enough for several full blocks: twice the base fee, and the tip that the node suggests.
+    async fn fees(&self, block: &Value) -> Result<Fees, Away> {
+        let base: u128 = number(&block["baseFeePerGas"])?;
+        let priority: u128 = number(&self.rpc.call("eth_maxPriorityFeePerGas", json!([])).await?)?;
+        Ok(Fees::Eip1559 { max: base.saturating_mul(2).saturating_add(priority), priority })
+    }
+
+    async fn estimate(&self, call: &ChainCall) -> Result<u64, Away> {
+        match self.rpc.call("eth_estimateGas", json!([call.to_json()])).await {
+            Ok(gas) => number::<u64>(&gas).map(|gas| gas.saturating_add(gas / 10)),
             // As the real relayer does: the call then fails on the chain.
-            Err(error) if error.as_error_resp().is_some() => {
-                Ok(gas_default(request.input.input().map(AsRef::as_ref).unwrap_or_default()))
-            }
-            Err(error) => Err(away(error)),
+            Err(RpcFailure::Error(_)) => Ok(gas_default(&call.data)),
+            Err(RpcFailure::Away(away)) => Err(away),
         }
     }
 
-    pub(super) async fn send(&self, raw: &[u8]) -> Result<Taken, Away> {
-        match self.provider.send_raw_transaction(raw).await {
+    pub(super) async fn send(&self, raw: &Bytes) -> Result<Taken, Away> {
+        match self.rpc.call("eth_sendRawTransaction", json!([raw])).await {
             Ok(_) => Ok(Taken::Yes),
-            Err(error) => statement(&error).map(|reason| read_refusal(&reason)).ok_or_else(|| away(error)),
+            Err(RpcFailure::Error(error)) if error.is_about_the_request() => Ok(read_refusal(&statement(&error))),
+            Err(failure) => Err(failure.into()),
         }
     }
 
     pub(super) async fn mined(&self, hash: B256) -> Result<Option<Mined>, Away> {
-        let receipt = self.provider.get_transaction_receipt(hash).await.map_err(away)?;
-        Ok(receipt.map(|receipt| Mined { succeeded: receipt.status(), block: receipt.block_number }))
+        let receipt = self.rpc.call("eth_getTransactionReceipt", json!([hash])).await?;
+        if receipt.is_null() {
+            return Ok(None);
+        }
+        let succeeded = number::<u64>(&receipt["status"])? == 1;
+        Ok(Some(Mined { succeeded, block: number(&receipt["blockNumber"]).ok() }))
     }
 
     /// Why it reverted: the result of the same call on the state before that block. `None` if it succeeds there, or the
@@ -163,66 +173,47 @@ impl Node {
         signed: &Signed,
         block: u64,
     ) -> Result<Option<String>, Away> {
-        let Some(request) = to_chain(from, wanted) else { return Ok(None) };
-        let call = self.provider.call(request.with_gas_limit(signed.gas_limit)).block(block.saturating_sub(1).into());
-        match call.await {
+        let Some(call) = ChainCall::of(from, wanted) else { return Ok(None) };
+        let mut call = call.to_json();
+        call["gas"] = json!(format!("{:#x}", signed.gas_limit));
+        let before = format!("{:#x}", block.saturating_sub(1));
+        match self.rpc.call("eth_call", json!([call, before])).await {
             Ok(_) => Ok(None),
             // Also for errors of the node itself: a final status must not wait for its reason.
-            Err(error) if error.as_error_resp().is_some() => Ok(statement(&error)),
-            Err(error) => Err(away(error)),
+            Err(RpcFailure::Error(error)) => Ok(error.is_about_the_request().then(|| statement(&error))),
+            Err(RpcFailure::Away(away)) => Err(away),
         }
     }
 }
 
-/// Signs with this nonce.
-pub(super) async fn sign(wallet: &EthereumWallet, chain_id: u64, nonce: u64, offer: Offer) -> anyhow::Result<Signed> {
-    let Offer { request, gas_limit, fees } = offer;
-    let request = request.with_chain_id(chain_id).with_nonce(nonce).with_gas_limit(gas_limit);
-    let request = match fees {
-        Fees::GasPrice(price) => request.with_gas_price(price),
-        Fees::Eip1559 { max, priority } => request.with_max_fee_per_gas(max).with_max_priority_fee_per_gas(priority),
-    };
-    let (from, value) = (request.from.unwrap_or_default(), request.value.unwrap_or_default());
-    let envelope = request.build(wallet).await?;
-    let signature = envelope.signature();
-    Ok(Signed {
-        chain_id,
-        from,
-        nonce,
-        hash: *envelope.tx_hash(),
-        raw: envelope.encoded_2718().into(),
-        gas_limit,
-        fees,
-        value,
-        r: signature.r().into(),
-        s: signature.s().into(),
-        v: u8::from(signature.v()),
-        at_ms: now_ms(),
-    })
-}
-
 impl Offer {
-    /// A transfer of nothing to the sender itself, which uses up a nonce.
-    pub(super) async fn no_op(node: &Node, from: Address) -> Result<Self, Away> {
-        let fees = node.provider.estimate_eip1559_fees().await.map_err(away)?;
-        let request = TransactionRequest::default().with_from(from).with_to(from).with_value(U256::ZERO);
-        let fees = Fees::Eip1559 { max: fees.max_fee_per_gas, priority: fees.max_priority_fee_per_gas };
-        Ok(Self { request, gas_limit: NO_OP_GAS, fees })
+    pub(super) fn with_nonce(self, chain_id: u64, nonce: u64) -> Unsigned {
+        let Self { call: ChainCall { to, value, data, .. }, gas_limit, fees } = self;
+        Unsigned { chain_id, nonce, gas_limit, fees, to, value, data }
     }
 }
 
-/// `None` if target or data are malformed.
-fn to_chain(from: Address, wanted: &Record) -> Option<TransactionRequest> {
-    if !is_well_formed(wanted.to.as_deref(), wanted.data.as_deref()) {
-        return None;
+impl ChainCall {
+    /// `None` if target or data are malformed.
+    fn of(from: Address, wanted: &Record) -> Option<Self> {
+        if !is_well_formed(wanted.to.as_deref(), wanted.data.as_deref()) {
+            return None;
+        }
+        let to = match &wanted.to {
+            Some(to) => TxKind::Call(to.parse().ok()?),
+            None => TxKind::Create,
+        };
+        let data = wanted.data.as_deref().unwrap_or("0x").parse().ok()?;
+        Some(Self { from, to, value: wanted.value.parse().ok()?, data })
     }
-    let to = match &wanted.to {
-        Some(to) => TxKind::Call(to.parse().ok()?),
-        None => TxKind::Create,
-    };
-    let data: Bytes = wanted.data.as_deref().unwrap_or("0x").parse().ok()?;
-    let value: U256 = wanted.value.parse().ok()?;
-    Some(TransactionRequest::default().with_from(from).with_kind(to).with_input(data).with_value(value))
+
+    fn to_json(&self) -> Value {
+        let mut call = json!({ "from": self.from, "value": format!("{:#x}", self.value), "data": self.data });
+        if let TxKind::Call(to) = self.to {
+            call["to"] = json!(to);
+        }
+        call
+    }
 }
 
 fn gas_default(data: &[u8]) -> u64 {
@@ -235,31 +226,9 @@ fn gas_default(data: &[u8]) -> u64 {
     }
 }
 
-/// Leaves out the node's address, which contains a key at some providers.
-fn away(error: RpcError<TransportErrorKind>) -> Away {
-    let reason = match &error {
-        RpcError::ErrorResp(payload) => format!("the node says {}", payload.message),
-        RpcError::Transport(TransportErrorKind::HttpError(answer)) => format!("the node answers {}", answer.status),
-        RpcError::Transport(TransportErrorKind::Custom(cause)) => match cause.downcast_ref::<reqwest::Error>() {
-            Some(cause) if cause.is_connect() => "the node cannot be reached".to_owned(),
-            Some(cause) if cause.is_timeout() => "the node does not answer".to_owned(),
-            _ => "the connection to the node failed".to_owned(),
-        },
-        _ => "the node's answer cannot be read".to_owned(),
-    };
-    Away(reason)
-}
-
-/// The node's own statement about the request: the reason of a revert if there is one, else its message. `None` if it
-/// made none, or reports an error of its own.
-fn statement(error: &RpcError<TransportErrorKind>) -> Option<String> {
-    let payload = error.as_error_resp()?;
-    // Hardhat calls a revert an internal error.
-    if NODE_ERRORS.contains(&payload.code) && !payload.message.contains("revert") {
-        return None;
-    }
-    let data = payload.as_revert_data();
-    Some(data.and_then(|data| read_revert(&data)).unwrap_or_else(|| payload.message.clone().into_owned()))
+/// The node's statement about a request: the reason of a revert if there is one, else its message.
+fn statement(error: &RpcErrorAnswer) -> String {
+    error.revert_data().and_then(|data| read_revert(&data)).unwrap_or_else(|| error.message.clone())
 }
 
 /// The text of `revert("…")`, the meaning of a panic, or the bytes of a contract's own error.

@@ -13,12 +13,11 @@ use std::{
 };
 
 use alloy_primitives::{Address, U256};
-use alloy_provider::network::EthereumWallet;
-use alloy_signer_local::PrivateKeySigner;
 use tokio::sync::Notify;
 
 use super::{
-    node::{Away, Node, sign},
+    node::{Away, Node},
+    raw_transaction::Key,
     signed::Signed,
     stored::StoredRecord,
 };
@@ -41,7 +40,7 @@ pub struct ChainOptions {
     /// The node's JSON-RPC.
     pub rpc: reqwest::Url,
     /// The relayer's own key.
-    pub key: PrivateKeySigner,
+    pub key: Key,
     /// Whether the key is published. It then signs for local development chains only.
     pub well_known: bool,
 }
@@ -49,7 +48,7 @@ pub struct ChainOptions {
 pub(crate) struct Signer {
     pub(super) node: Node,
     pub(super) address: Address,
-    wallet: EthereumWallet,
+    key: Key,
     well_known: bool,
     wake: Notify,
     state: Mutex<SignerState>,
@@ -71,7 +70,7 @@ enum Stopped {
     #[error("the journal cannot be written: {0}")]
     Journal(#[from] std::io::Error),
     #[error("a transaction cannot be signed: {0}")]
-    Signature(#[from] anyhow::Error),
+    Signature(#[from] k256::ecdsa::Error),
     #[error("chain {0} is not a local development chain, and these keys are published: give others with --key")]
     WrongChain(u64),
 }
@@ -95,7 +94,7 @@ impl Signer {
         Ok(Self {
             node: Node::new(options.rpc)?,
             address: options.key.address(),
-            wallet: EthereumWallet::from(options.key),
+            key: options.key,
             well_known: options.well_known,
             wake: Notify::new(),
             state: Mutex::default(),
@@ -238,7 +237,7 @@ impl Driver {
             Some((last, _)) => last + 1,
             None => signer.node.nonce_pending(signer.address).await?,
         };
-        let signed = match sign(&signer.wallet, chain_id, nonce, offer).await {
+        let signed = match signer.key.sign(&offer.with_nonce(chain_id, nonce)) {
             Ok(signed) => signed,
             Err(error) => return self.fail(signer, number, format!("Transaction could not be signed: {error}")),
         };

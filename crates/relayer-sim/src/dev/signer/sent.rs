@@ -9,7 +9,7 @@ use super::{Flight, InFlight, LOCAL_CHAINS, Signer, Stopped};
 use crate::{
     Status,
     dev::{
-        node::{Mined, Offer, Taken, sign},
+        node::{Mined, Taken},
         signed::Signed,
     },
     server::{Driver, now_ms},
@@ -137,8 +137,8 @@ impl Driver {
         let next = signer.node.nonce_pending(signer.address).await?;
         for nonce in next..(*oldest).min(next.saturating_add(GAP_FILL_MAX)) {
             tracing::warn!(relayer = self.options.id, nonce, "a no-op fills a gap in the nonces");
-            let no_op =
-                sign(&signer.wallet, chain_id, nonce, Offer::no_op(&signer.node, signer.address).await?).await?;
+            let no_op = signer.node.no_op(signer.address).await?.with_nonce(chain_id, nonce);
+            let no_op = signer.key.sign(&no_op)?;
             if let Taken::Refused(reason) = signer.node.send(&no_op.raw).await? {
                 tracing::warn!(relayer = self.options.id, nonce, reason, "the node refused a no-op");
                 break;
