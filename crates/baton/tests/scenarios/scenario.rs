@@ -118,7 +118,7 @@ pub async fn until_final(relay: &RelayFixture, deadline: Duration) -> Option<Str
         if open.is_some_and(|open| open["pending"] == 0 && open["submitted"] == 0) {
             return None;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(150)).await;
     }
     Some(format!("transactions are still open after {deadline:?}: {health:?}"))
 }

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use crate::load_client::LoadClient;
 
 /// Pause between two rounds of reads; the reader is not meant to be load.
-const PAUSE: Duration = Duration::from_millis(40);
+const PAUSE: Duration = Duration::from_millis(150);
 /// Transactions read one by one between two pages of the list.
 const STATUSES_PER_PAGE: usize = 5;
 
