@@ -1,6 +1,6 @@
 //! Retries dead letters: each is inserted again, with a pause that grows while the database fails, so that after an
 //! outage of any length every row is in place without an operator. A message that can never become a user is moved to the
-//! [quarantine](super::quarantine) and logged as an error.
+//! [quarantine](super::quarantined_message) and logged as an error.
 //!
 //! A dead letter leaves the queue only after its row, or its place in the quarantine, is on disk. If the process dies
 //! between the two, the next pass finds the dead letter again, and the repeated insert changes nothing.
