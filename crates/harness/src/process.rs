@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
 /// Log lines in a failure message.
@@ -177,7 +178,7 @@ impl Process {
     /// # Errors
     /// When it is not running.
     pub fn sigterm(&self) -> Result<()> {
-        self.signal("TERM")
+        self.signal(Signal::TERM)
     }
 
     /// Freezes it (`SIGSTOP`): its sockets stay open and nothing answers.
@@ -185,7 +186,7 @@ impl Process {
     /// # Errors
     /// When it is not running.
     pub fn sigstop(&self) -> Result<()> {
-        self.signal("STOP")
+        self.signal(Signal::STOP)
     }
 
     /// Continues it after [`Process::sigstop`].
@@ -193,7 +194,7 @@ impl Process {
     /// # Errors
     /// When it is not running.
     pub fn sigcont(&self) -> Result<()> {
-        self.signal("CONT")
+        self.signal(Signal::CONT)
     }
 
     /// Waits for its end.
@@ -247,15 +248,23 @@ impl Process {
     }
 
     /// Through `kill`: a signal call of our own would need unsafe code or one more dependency.
-    fn signal(&self, name: &str) -> Result<()> {
-        let Some(pid) = self.child.id() else {
-            bail!("cannot send {name}: the process has ended\n{}", self.log_excerpt())
-        };
-        let status =
-            std::process::Command::new("kill").args(["-s", name, &pid.to_string()]).status().context("run kill")?;
-        if !status.success() {
-            bail!("kill -s {name} {pid} failed: {status}\n{}", self.log_excerpt());
-        }
-        Ok(())
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let id = self.child.id();
+        let id =
+            id.with_context(|| format!("cannot send {signal:?}: the process has ended\n{}", self.log_excerpt()))?;
+        send_signal(id, signal)
     }
+}
+
+/// `SIGSTOP` to a process by its id, from code that does not hold the [`Process`].
+///
+/// # Errors
+/// When it is not running.
+pub fn freeze(id: u32) -> Result<()> {
+    send_signal(id, Signal::STOP)
+}
+
+fn send_signal(id: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(id).ok().and_then(Pid::from_raw).context("a process id")?;
+    kill_process(pid, signal).with_context(|| format!("cannot send {signal:?} to {id}"))
 }

@@ -2,9 +2,10 @@
 //! the first one continues, its late writes are rejected.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use harness::process::freeze as freeze_process;
 use harness::relayer::PostFault;
 use harness::wait::eventually_ok;
 
@@ -102,26 +103,24 @@ async fn frozen_before_sending() {
 /// Returns the answers to the probes that check whether the database is unlocked.
 async fn freeze_in_a_burst(relay: &RelayFixture, which: usize, mut serial: usize) -> Vec<Answer> {
     let client = LoadClient::of(relay);
-    let arrivals = Arc::new(AtomicUsize::new(0));
+    // The relayer's side freezes it: the burst lasts only a few milliseconds, and no task switch may come in between.
+    let (armed, consumer) = (Arc::new(AtomicBool::new(false)), relay.consumers[which].id().unwrap());
     for relayer in &relay.relayers {
-        let arrivals = Arc::clone(&arrivals);
+        let armed = Arc::clone(&armed);
         relayer.set_post_rule(move |_| {
-            arrivals.fetch_add(1, Ordering::Relaxed);
+            if armed.swap(false, Ordering::Relaxed) {
+                freeze_process(consumer).unwrap();
+            }
             None
         });
     }
-    let arrived = || arrivals.load(Ordering::Relaxed);
     let mut all = Vec::new();
     for _ in 0..FREEZES_MAX {
-        let before = arrived();
-        // Polls without sleeping: the burst lasts only a few milliseconds.
-        let arrives = async {
-            while arrived() == before {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(SOON, arrives).await.expect("a submission arrives");
-        relay.consumers[which].sigstop().unwrap();
+        armed.store(true, Ordering::Relaxed);
+        eventually_ok(SOON, "a submission to arrive", || async {
+            if armed.load(Ordering::Relaxed) { Err("none arrived") } else { Ok(()) }
+        })
+        .await;
         let answer = probe(&client, serial).await;
         serial += 1;
         let free = matches!(answer, Answer::Accepted(_));
