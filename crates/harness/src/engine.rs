@@ -47,6 +47,13 @@ impl TestEngine {
         }
     }
 
+    /// The size of a scenario on this engine: half on servers, which spend most of it on their own work. The embedded engine
+    /// runs it in full.
+    #[must_use]
+    pub fn scaled(self, count: usize) -> usize {
+        if self == Self::Embedded { count } else { count.div_ceil(2) }
+    }
+
     /// A fresh database and the names of fresh queues.
     ///
     /// # Panics

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use harness::engine::TestEngine;
+
 use crate::load_client::{LoadClient, LoadProfile};
 use crate::scenario::{Scenario, crash_setup, inject_unknown_outcomes};
 
@@ -18,13 +20,15 @@ async fn consumer_killed() {
     let profile = LoadProfile { clients: 16, pause_max: Duration::from_millis(100), retry_until_accepted: false };
     let client = LoadClient::of(&relay);
     let seed = scenario.seed;
+    let engine = TestEngine::from_env();
+    let (count, kills) = (engine.scaled(2000), engine.scaled(KILLS));
     let (answers, ()) = tokio::join!(
-        client.send_all(profile, 0..2000, seed),
-        scenario.kill_repeatedly(&mut consumer, KILLS, Duration::from_millis(700)),
+        client.send_all(profile, 0..count, seed),
+        scenario.kill_repeatedly(&mut consumer, kills, Duration::from_millis(700)),
     );
-    assert_eq!(answers.accepted.len(), 2000, "the API was up all the time: {:?}", answers.unanswered_causes);
+    assert_eq!(answers.accepted.len(), count, "the API was up all the time: {:?}", answers.unanswered_causes);
     relay.consumers.push(consumer);
     let ledger = scenario.end(&relay, &answers).await;
-    assert_eq!((ledger.confirmed, ledger.failed), (2000, 0));
-    assert!(ledger.unknown > 100, "about 200 unknown outcomes were to be injected, {} were", ledger.unknown);
+    assert_eq!((ledger.confirmed, ledger.failed), (count, 0));
+    assert!(ledger.unknown > count / 20, "about a tenth were to have an unknown outcome, {} have", ledger.unknown);
 }
