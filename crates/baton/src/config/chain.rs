@@ -22,6 +22,10 @@ pub struct ChainConfig {
     pub preflight: bool,
     /// `FORWARDER_*`; `None`: gasless transactions are off.
     pub forwarder: Option<ForwarderConfig>,
+    /// `CHAIN_DECIDES`: whether relayers' final reports are held against the chain.
+    pub decides: bool,
+    /// `CHAIN_FINALITY_BLOCKS`: blocks on top of one that make it final.
+    pub finality_blocks: u64,
 }
 
 /// The forwarder of gasless transactions. With the chain's id it is the EIP-712 domain that clients sign for.
@@ -43,7 +47,9 @@ impl Vars<'_> {
         let preflight: bool = self.parsed("RELAY_PREFLIGHT");
         let chain_id = self.chain_id();
         let forwarder = self.forwarder(chain_id);
-        let rpc_url = self.url("RPC_URL");
+        let finality_blocks = self.parsed("CHAIN_FINALITY_BLOCKS");
+        let decides: bool = self.parsed("CHAIN_DECIDES");
+        let rpc_url = self.urls("RPC_URL");
         if self.text("RPC_URL").is_none() {
             if self.text("FORWARDER_ADDRESS").is_some() {
                 let why = "is not set: gasless transactions need the chain; set it, or unset FORWARDER_ADDRESS";
@@ -55,7 +61,15 @@ impl Vars<'_> {
                 );
             }
         }
-        Some(ChainConfig { rpc_url: rpc_url?.into(), rpc_timeout, chain_id, preflight, forwarder })
+        Some(ChainConfig {
+            rpc_url: Secret::new(&rpc_url?),
+            rpc_timeout,
+            chain_id,
+            preflight,
+            forwarder,
+            decides,
+            finality_blocks,
+        })
     }
 
     fn chain_id(&mut self) -> Option<u64> {

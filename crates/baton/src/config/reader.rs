@@ -110,6 +110,20 @@ impl<'a> Vars<'a> {
         url
     }
 
+    /// One or more such URLs, separated by commas, as they were written.
+    pub(super) fn urls(&mut self, name: &str) -> Option<String> {
+        let kind = variables::variable(name).kind;
+        let Kind::Url(schemes) = kind else { return None };
+        let text = self.text(name)?;
+        let fits = |url: &String| Url::parse(url).is_ok_and(|url| schemes.contains(&url.scheme()) && url.has_host());
+        let urls = self.list(name);
+        if urls.is_empty() || !urls.iter().all(fits) {
+            self.problem(name, &kind.rule());
+            return None;
+        }
+        Some(text)
+    }
+
     /// The items of a list, separated by commas; blank ones do not count.
     pub(super) fn list(&self, name: &str) -> Vec<String> {
         let text = self.text(name).unwrap_or_default();

@@ -151,6 +151,7 @@ impl Vars<'_> {
             absence_confirm: self.millis("RECONCILE_ABSENT_MS"),
             submitted_check,
             submitted_check_max: SUBMITTED_CHECK_MAX.max(submitted_check),
+            unproven_wait: self.millis("RECONCILE_UNPROVEN_MS"),
         }
     }
 

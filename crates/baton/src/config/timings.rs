@@ -23,7 +23,12 @@ pub struct Timings {
     pub submitted_check: Duration,
     /// The longest pause between two lookups of a submitted transaction.
     pub submitted_check_max: Duration,
+    /// Age of a claim from which an absence that the relayer's list does not prove counts, if the chain shows nothing.
+    pub unproven_wait: Duration,
 }
+
+/// A connection whose bytes are not acknowledged for this long is dead.
+const BYTES_LATE_MAX: Duration = Duration::from_secs(10);
 
 impl Timings {
     /// The timings of a configuration that sets none of them.
@@ -37,6 +42,7 @@ impl Timings {
         absence_confirm: Duration::from_secs(5),
         submitted_check: Duration::from_secs(30),
         submitted_check_max: Duration::from_secs(300),
+        unproven_wait: Duration::from_secs(300),
     };
 
     /// Age at which a row saved without its message is published again: the process may have died between the two
@@ -45,8 +51,14 @@ impl Timings {
         self.claim_check
     }
 
-    /// Time from a claim until its submission can no longer take effect.
+    /// How long the kernel retransmits what was written to a connection, even after we have given the request up.
+    pub fn bytes_late_max(&self) -> Duration {
+        self.submit_timeout.min(BYTES_LATE_MAX)
+    }
+
+    /// Time from a claim until its submission can no longer take effect: it is written within the send window, its bytes
+    /// arrive at most [`Timings::bytes_late_max`] later, and then the relayer works on it.
     pub fn longest_submission(&self) -> Duration {
-        self.send_window + self.submit_timeout.max(self.relayer_timeout)
+        self.send_window + self.submit_timeout.max(self.bytes_late_max() + self.relayer_timeout)
     }
 }

@@ -176,9 +176,25 @@ pub const SECTIONS: &[Section] = &[
                 HTTP,
                 "",
                 Relay,
-                "JSON-RPC endpoint of the chain, for gasless transactions, pre-flight checks and block numbers",
+                "JSON-RPC endpoint of the chain; with it the chain, not a relayer, decides what became of a transaction. \
+                 Several, separated by commas, replace each other",
             )
             .secret(),
+            var(
+                "CHAIN_DECIDES",
+                Flag,
+                "true",
+                Relay,
+                "With RPC_URL: hold relayers' final reports against the chain; `false`: believe them",
+            )
+            .hidden(),
+            var(
+                "CHAIN_FINALITY_BLOCKS",
+                Number,
+                "12",
+                RelayConsumer,
+                "Blocks on top of a block after which it cannot change any more",
+            ),
             var("RPC_TIMEOUT_MS", Millis, "5000", Relay, "Timeout of one JSON-RPC call").hidden(),
             var("CHAIN_ID", Count, "", Relay, "Expected id of the chain; required for gasless transactions"),
             var(
@@ -365,6 +381,14 @@ pub const SECTIONS: &[Section] = &[
                 "1000",
                 RelayConsumer,
                 "Unknown outcome: delay before, and between, questions to the relayer",
+            )
+            .hidden(),
+            var(
+                "RECONCILE_UNPROVEN_MS",
+                Millis,
+                "300000",
+                RelayConsumer,
+                "Age of a claim from which an absence that the relayer's list does not prove counts, if the chain shows nothing",
             )
             .hidden(),
             var(

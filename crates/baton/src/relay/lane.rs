@@ -16,11 +16,13 @@ use crate::relay::accept::api::{self, AcceptApi};
 use crate::relay::accept::gasless::Gasless;
 use crate::relay::accept::intake::TransactionIntake;
 use crate::relay::chain::Chain;
+use crate::relay::chain::account::AccountReader;
 use crate::relay::engine::{QUEUE, RelayEngine};
 use crate::relay::observe::api::{self as read_api, ReadApi};
 use crate::relay::observe::block::Blocks;
 use crate::relay::observe::status::StatusLookup;
 use crate::relay::observe::webhook::{self, WebhookState};
+use crate::relay::reconcile::chain_check::ChainCheck;
 use crate::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
 use crate::relay::relayer::client::RelayerClient;
 use crate::relay::relayer::pool::Pool;
@@ -62,12 +64,14 @@ impl RelayLane {
             timings: relay.timings,
             clock: clock.clone(),
             random: Randomness::system(),
+            chain_decides: relay.chain.as_ref().is_some_and(|chain| chain.decides),
         });
         let clients = relay
             .relayers
             .iter()
             .map(|(url, key)| {
-                RelayerClient::new(url, key).map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}"))
+                RelayerClient::new(url, key, relay.timings.bytes_late_max())
+                    .map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}"))
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout, clock);
@@ -102,6 +106,12 @@ impl RelayLane {
     /// Consumes and reconciles until shutdown, then drains.
     pub async fn consume(&self, shutdown: CancellationToken) -> Summary {
         let me = ConsumerId::generate();
+        let decides = self.config.chain.as_ref().filter(|config| config.decides);
+        let check = self.chain.as_ref().zip(decides).map(|(chain, config)| {
+            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks);
+            let (guarded, pool) = (Arc::clone(&self.guarded), Arc::clone(&self.pool));
+            Arc::new(ChainCheck::new(reader, guarded, pool, QUESTION_TIMEOUT))
+        });
         let reconciler = Reconciler::new(
             Arc::clone(&self.guarded),
             Arc::clone(&self.pool),
@@ -114,6 +124,7 @@ impl RelayLane {
                 relayer_retention: self.config.relayer_retention,
                 question_timeout: QUESTION_TIMEOUT,
             },
+            check,
         );
         let attempts = RetryPolicy {
             attempts_max: self.config.attempts_max,

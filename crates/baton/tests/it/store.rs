@@ -22,7 +22,7 @@ mod mysql_connection;
 use baton::config::RelayMode;
 use baton::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
-    ConsumerId, Kind, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
+    ConsumerId, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };
 use baton::relay::store::{Due, Filter, Saved, StoreError};
 use baton::timestamp::Timestamp;
@@ -43,6 +43,7 @@ on_every_database! {
     due_rows_are_oldest_first_and_never_final
     lists_are_filtered_and_paged_newest_first
     bound_before_returns_the_last_row_bound_before_a_time
+    nonces_of_a_relayer_lead_to_their_rows
     concurrent_timeline_steps_get_distinct_numbers
     a_timeline_is_limited_and_keeps_room_for_alarms
     open_rows_claims_and_unknown_outcomes_are_counted
@@ -90,8 +91,8 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
 async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixture: &StoreFixture) {
     let bound = fixture.bound("oz-1").await.unwrap();
     fixture.execute("ALTER TABLE transactions DROP COLUMN block_number").await;
-    fixture.execute("DELETE FROM schema_version WHERE version = 3").await;
-    assert_eq!(fixture.migrate().await, 1);
+    fixture.execute("DELETE FROM schema_version WHERE version >= 3").await;
+    assert_eq!(fixture.migrate().await, 2);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..report("oz-1", ReportedStatus::Confirmed) };
     let now = now();
@@ -101,6 +102,20 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     let moved = moved.transaction.in_block("0x1", 12).unwrap();
     fixture.store.save(&moved).await.unwrap();
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(moved.transaction));
+}
+
+async fn nonces_of_a_relayer_lead_to_their_rows(fixture: &StoreFixture) {
+    let bound = fixture.bound("oz-1").await.unwrap();
+    let relayer = bound.binding.clone().unwrap().relayer;
+    assert_eq!(fixture.store.nonce_owners(&relayer, &[7]).await.unwrap(), []);
+    let signed = Report { nonce: Some(7), ..report("oz-1", ReportedStatus::Open(Progress::Sent)) };
+    let now = now();
+    let verdict = bound.report(&signed, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
+    let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
+    fixture.store.save(&moved).await.unwrap();
+    assert_eq!(fixture.store.nonce_owners(&relayer, &[6, 7, 8]).await.unwrap(), [(7, bound.id)]);
+    assert_eq!(fixture.store.nonce_owners(&RelayerUrl("http://other".into()), &[7]).await.unwrap(), []);
+    assert_eq!(fixture.store.nonce_owners(&relayer, &[]).await.unwrap(), []);
 }
 
 /// A relayer's report with an id and a status and no other field.
@@ -197,7 +212,7 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     let reason = Some("Insufficient balance".into());
     let report = Report { reason, ..report("oz-1", ReportedStatus::Failed) };
     let now = now();
-    let verdict = first.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
+    let verdict = first.report(&report, Source::Asked, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
     assert_eq!(fixture.store.find_bound(&tx_id).await.unwrap().unwrap().id, first.id);

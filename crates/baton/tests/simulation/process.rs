@@ -61,6 +61,7 @@ fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool
         timings,
         clock: clock.clone(),
         random: Randomness::new(sim.clone()),
+        chain_decides: false,
     });
     let transport = Arc::new(SimTransport { sim: sim.clone() });
     let client = |node| RelayerClient::over(Arc::<SimTransport>::clone(&transport), &url(node).parse().unwrap());
@@ -88,6 +89,8 @@ impl ConsumerProcess {
             chain_id: None,
             preflight,
             forwarder: None,
+            decides: false,
+            finality_blocks: 12,
         };
         let chain = Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain).unwrap());
         let settings = ReconcilerSettings {
@@ -98,7 +101,7 @@ impl ConsumerProcess {
             relayer_retention: RETENTION,
             question_timeout: QUESTION_TIMEOUT,
         };
-        let reconciler = Reconciler::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings);
+        let reconciler = Reconciler::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings, None);
         let attempts = RetryPolicy {
             attempts_max: 3,
             first_delay: Duration::from_secs(2),

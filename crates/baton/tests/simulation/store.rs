@@ -197,6 +197,21 @@ impl TransactionStore for SimStore {
         self.read(|world| world.bound_before(relayer, before).cloned()).await
     }
 
+    async fn nonce_owners(
+        &self,
+        relayer: &RelayerUrl,
+        nonces: &[u64],
+    ) -> Result<Vec<(u64, TransactionId)>, StoreError> {
+        self.read(|world| {
+            let owned = |row: &Transaction| {
+                let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer)?;
+                binding.nonce.filter(|nonce| nonces.contains(nonce)).map(|nonce| (nonce, row.id))
+            };
+            world.rows.iter().filter_map(owned).collect()
+        })
+        .await
+    }
+
     async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, _now: Timestamp) -> Result<(), StoreError> {
         self.write(|world| {
             world.counters.early_webhooks += 1;

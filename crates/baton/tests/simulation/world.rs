@@ -40,6 +40,7 @@ pub const TIMINGS: Timings = Timings {
     absence_confirm: Duration::from_secs(5),
     submitted_check: Duration::from_secs(30),
     submitted_check_max: Duration::from_secs(300),
+    unproven_wait: Duration::from_secs(300),
 };
 pub const CONSUMER_DEAD_AFTER: Duration = Duration::from_secs(10);
 pub const CLOCK_SKEW: Duration = Duration::from_secs(30);

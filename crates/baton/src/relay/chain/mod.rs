@@ -1,18 +1,20 @@
 //! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, which addresses have code, how a call would end,
-//! and which block a transaction is in.
+//! and which block a transaction is in. [`account`] reads which transactions an account has made.
 //!
 //! The chain is first asked when an answer is needed, so that a service starts while the chain is unavailable. Before the
-//! first answer, chain id and forwarder are compared with the configuration. Nothing is retried here: the caller decides
-//! what a missing answer means.
+//! first answer, chain id and forwarder are compared with the configuration. With several endpoints, one that does not
+//! answer is replaced by the next. Beyond that nothing is retried here: the caller decides what a missing answer means.
 
+pub mod account;
 pub mod revert;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{SolCall, sol};
+use metrics::counter;
 use reqwest::{Method, Url};
 use serde_json::{Value, json};
 
@@ -35,7 +37,9 @@ sol! {
 /// The chain at `RPC_URL`.
 pub struct Chain {
     transport: Arc<dyn Transport>,
-    url: Url,
+    endpoints: Vec<Url>,
+    /// The endpoint that answered last.
+    current: AtomicUsize,
     timeout: Duration,
     chain_id: Option<u64>,
     forwarder: Option<ForwarderConfig>,
@@ -86,8 +90,8 @@ pub enum Trial {
 }
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest answer that is read; a contract's code is the longest one asked for.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Longest answer that is read; a block with its transactions is the longest one asked for.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 impl Chain {
     /// The chain of the configuration; nothing is sent yet.
@@ -98,10 +102,16 @@ impl Chain {
 
     /// [`Chain::new`] over any transport.
     pub fn over(transport: Arc<dyn Transport>, config: &ChainConfig) -> Result<Self, String> {
-        let url = Url::parse(config.rpc_url.expose()).map_err(|error| format!("RPC_URL: {error}"))?;
+        let endpoints = config.rpc_url.expose().split(',').map(str::trim).filter(|url| !url.is_empty());
+        let endpoints: Result<Vec<Url>, _> = endpoints.map(Url::parse).collect();
+        let endpoints = endpoints.map_err(|error| format!("RPC_URL: {error}"))?;
+        if endpoints.is_empty() {
+            return Err("RPC_URL is empty".to_owned());
+        }
         let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
         let (checked, forwarder_checked) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { transport, url, timeout: config.rpc_timeout, chain_id, forwarder, checked, forwarder_checked })
+        let (current, timeout) = (AtomicUsize::new(0), config.rpc_timeout);
+        Ok(Self { transport, endpoints, current, timeout, chain_id, forwarder, checked, forwarder_checked })
     }
 
     /// A signer's next nonce at the forwarder.
@@ -136,15 +146,38 @@ impl Chain {
         }
     }
 
+    /// Asks once the chain is known to be the configured one.
+    async fn ask_checked(&self, method: &str, params: Value) -> Result<Value, ChainError> {
+        self.check_chain().await?;
+        self.ask(method, params).await
+    }
+
+    /// Why a call that was mined in this block reverted: the same call on the state before it. `None` if the node does
+    /// not tell.
+    async fn revert_reason(&self, from: Address, call: &Call, block: u64) -> Option<String> {
+        let mut request = json!({
+            "from": from.to_string(), "to": call.to.to_string(), "value": format!("{:#x}", call.value), "data": call.data,
+        });
+        if let Some(gas) = call.gas_limit {
+            request["gas"] = json!(format!("{gas:#x}"));
+        }
+        let before = format!("{:#x}", block.saturating_sub(1));
+        match self.ask("eth_call", json!([request, before])).await {
+            Err(ChainError::Refused { message, data, .. }) => match revert::judge(message, &data) {
+                Trial::Reverts { data, message } => Some(revert::reason(&data, &message)),
+                Trial::Runs | Trial::Unclear(_) => None,
+            },
+            _ => None,
+        }
+    }
+
     /// The number of the block that a transaction is in; `None` if the chain has no receipt of it.
     pub async fn block_of(&self, hash: B256) -> Result<Option<u64>, ChainError> {
         self.check_chain().await?;
         let receipt = self.ask("eth_getTransactionReceipt", json!([hash.to_string()])).await?;
         // Some nodes return a receipt before the transaction is in a block.
         let Some(number) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
-        let number = number.as_str().and_then(parse_amount).and_then(|number| u64::try_from(number).ok());
-        let number = number.filter(|number| *number <= NUMBER_MAX);
-        number.map(Some).ok_or(ChainError::Unreadable("the receipt's block"))
+        self::number(number).map(Some).ok_or(ChainError::Unreadable("the receipt's block"))
     }
 
     /// Compares chain and forwarder with the configuration, until they once were found to match.
@@ -217,8 +250,9 @@ impl Chain {
     }
 
     async fn ask(&self, method: &str, params: Value) -> Result<Value, ChainError> {
-        let asked = self.post(json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }));
-        let mut answer = asked.await?;
+        counter!("baton_rpc_calls_total", "method" => method.to_owned()).increment(1);
+        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+        let mut answer = self.post_to_any(&body).await?;
         match answer.get("error").filter(|error| !error.is_null()) {
             None => answer.get_mut("result").map(Value::take).ok_or(ChainError::Unreadable("neither result nor error")),
             Some(error) => Err(ChainError::Refused {
@@ -229,10 +263,30 @@ impl Chain {
         }
     }
 
-    async fn post(&self, body: Value) -> Result<Value, ChainError> {
+    /// Asks the endpoint that answered last, and the others if it does not answer.
+    async fn post_to_any(&self, body: &Value) -> Result<Value, ChainError> {
+        let first = self.current.load(Ordering::Relaxed);
+        let mut failure = None;
+        for offset in 0..self.endpoints.len() {
+            let index = (first + offset) % self.endpoints.len();
+            match self.post(&self.endpoints[index], body).await {
+                Ok(answer) => {
+                    self.current.store(index, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Err(error) => {
+                    counter!("baton_rpc_failures_total").increment(1);
+                    failure = Some(error);
+                }
+            }
+        }
+        Err(failure.unwrap_or(ChainError::Unreadable("there is no endpoint")))
+    }
+
+    async fn post(&self, url: &Url, body: &Value) -> Result<Value, ChainError> {
         let request = Request {
             method: Method::POST,
-            url: self.url.to_string(),
+            url: url.to_string(),
             body: Some(body.to_string().into()),
             not_after: None,
             timeout: self.timeout,
@@ -263,6 +317,12 @@ impl From<TransportError> for ChainError {
 
 /// Longest text of an error that is kept, in characters.
 const TEXT_LENGTH_MAX: usize = 500;
+
+/// A quantity that fits into 64 bits, and into every store.
+fn number(value: &Value) -> Option<u64> {
+    let number = value.as_str().and_then(parse_amount).and_then(|number| u64::try_from(number).ok());
+    number.filter(|number| *number <= NUMBER_MAX)
+}
 
 fn bytes(answer: &Value) -> Result<Bytes, ChainError> {
     let text = answer.as_str().and_then(|text| text.strip_prefix("0x"));

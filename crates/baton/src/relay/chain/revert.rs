@@ -63,9 +63,9 @@ pub fn reason(data: &[u8], message: &str) -> String {
             Ok(panic) => format!("it reverts: {panic}"),
             Err(_) => "it reverts with a panic that cannot be read".to_owned(),
         },
-        Some(selector) => match Forwarder::ForwarderErrors::abi_decode(data) {
+        Some(_) => match Forwarder::ForwarderErrors::abi_decode(data) {
             Ok(error) => format!("it reverts: {}", explain(&error)),
-            Err(_) => format!("it reverts with the custom error 0x{}", hex::encode(selector)),
+            Err(_) => format!("it reverts with the custom error 0x{}", hex::encode(data)),
         },
     };
     text.chars().take(TEXT_LENGTH_MAX).collect()
@@ -150,7 +150,7 @@ mod tests {
         let target = Forwarder::ERC2771UntrustfulTarget { target: one, forwarder: two };
         assert!(said(target.abi_encode()).contains("ERC2771UntrustfulTarget"));
         assert!(is_failed_call(&Forwarder::FailedCall {}.abi_encode()));
-        assert_eq!(said(vec![0xde, 0xad, 0xbe, 0xef, 0x01]), "it reverts with the custom error 0xdeadbeef");
+        assert_eq!(said(vec![0xde, 0xad, 0xbe, 0xef, 0x01]), "it reverts with the custom error 0xdeadbeef01");
         assert_eq!(said(Revert::from("x".repeat(10_000)).abi_encode()).len(), TEXT_LENGTH_MAX);
         assert!(said(vec![0x08, 0xc3, 0x79, 0xa0]).contains("cannot be read"));
     }

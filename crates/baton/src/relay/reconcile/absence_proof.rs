@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use crate::config::Timings;
 use crate::mutations::Mutation;
 use crate::relay::request::call::Call;
 use crate::relay::state::apply_report::Report;
@@ -41,6 +42,8 @@ pub struct LostSubmission<'a> {
     pub slip: Duration,
     /// Whether the submission can no longer appear, provided that this list does not show it either.
     pub over: bool,
+    /// The limits of a submission.
+    pub timings: &'a Timings,
 }
 
 /// What a list proves about one submission.
@@ -123,7 +126,7 @@ impl RelayerListing {
         if !self.complete {
             return Finding::Unproven("the relayer's list is too long to search");
         }
-        if records.iter().any(|record| may_stand_for(record, case.call)) {
+        if records.iter().any(|record| may_stand_for(record, case, self.skew)) {
             return Finding::Unproven("the relayer has a record that may be this one, or a no-op in its place");
         }
         if self.oldest.is_some_and(|oldest| oldest < since) {
@@ -182,10 +185,14 @@ impl EqualClaims<'_> {
 }
 
 /// Whether a record may be this submission after all: a field is missing, or a no-op replaced a call.
-fn may_stand_for(record: &Report, call: &Call) -> bool {
-    let filler = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
-    let other_gas = matches!((call.gas_limit, record.gas_limit), (Some(sent), Some(had)) if sent != had);
-    (call.is_still(record) && !other_gas) || (record.is_no_op() && !filler)
+///
+/// A no-op that was created after the submission was certainly over fills a gap of nonces: a replaced record keeps the time
+/// at which it was stored. Its reason says so only at first; the relayer overwrites it.
+fn may_stand_for(record: &Report, case: LostSubmission<'_>, skew: Duration) -> bool {
+    let named = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
+    let late =
+        record.created_at.is_some_and(|created| created > case.claim.open_until(case.timings) + skew + case.slip);
+    case.call.may_be(record) || (record.is_no_op() && !named && !late)
 }
 
 #[cfg(test)]
@@ -270,6 +277,7 @@ mod tests {
                 unknown: &self.unknown,
                 slip: Duration::ZERO,
                 over: self.over,
+                timings: &Timings::DEFAULT,
             };
             match self.search.judge(case, &bound, EqualClaims::Calls(&self.rivals), self.memory) {
                 Finding::Bind(record) => format!("bind {}", record.tx_id),

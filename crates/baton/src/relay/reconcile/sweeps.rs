@@ -15,9 +15,11 @@ use pipeline::MessageId;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::relay::reconcile::chain_check::{ChainCheck, Looked};
 use crate::relay::reconcile::unknown_outcomes::UnknownOutcomes;
 use crate::relay::relayer::client::describe;
 use crate::relay::relayer::pool::Pool;
+use crate::relay::state::apply_report::Report;
 use crate::relay::state::message::TransactionMessage;
 use crate::relay::state::transaction::{ConsumerId, Refused, RelayerUrl, Status, Transaction};
 use crate::relay::store::{Due, EARLY_WEBHOOK_LIFETIME, StoreError};
@@ -31,6 +33,8 @@ pub struct Reconciler {
     me: ConsumerId,
     settings: ReconcilerSettings,
     unknown_outcomes: UnknownOutcomes,
+    /// Holds relayers' words against the chain, if there is one.
+    chain: Option<Arc<ChainCheck>>,
 }
 
 /// Settings of the reconciler.
@@ -94,10 +98,16 @@ const FORGET_EVERY: Duration = Duration::from_secs(60);
 
 impl Reconciler {
     /// A reconciler whose heartbeat and claims bear this consumer's id.
-    pub fn new(guarded: Arc<GuardedStore>, pool: Arc<Pool>, me: ConsumerId, settings: ReconcilerSettings) -> Self {
+    pub fn new(
+        guarded: Arc<GuardedStore>,
+        pool: Arc<Pool>,
+        me: ConsumerId,
+        settings: ReconcilerSettings,
+        chain: Option<Arc<ChainCheck>>,
+    ) -> Self {
         let unknown_outcomes =
-            UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone());
-        Self { guarded, pool, me, settings, unknown_outcomes }
+            UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone(), chain.clone());
+        Self { guarded, pool, me, settings, unknown_outcomes, chain }
     }
 
     /// Runs all sweeps until shutdown. The heartbeat is a sweep of its own: one that waits for a slow relayer must not
@@ -212,6 +222,9 @@ impl Reconciler {
         let pause =
             now.since(binding.at).clamp(self.guarded.timings.submitted_check, self.guarded.timings.submitted_check_max);
         let Some(client) = self.pool.ask_one(&binding.relayer) else {
+            if self.settled_by_chain(row, None).await? {
+                return Ok(None);
+            }
             // No relayer is left to ask: shown like one that has forgotten the transaction, for an operator to settle.
             counter!("baton_reconciler_total", "finding" => "relayer-gone").increment(1);
             self.forgotten(row, now + pause).await?;
@@ -226,20 +239,47 @@ impl Reconciler {
                 if self.guarded.apply(row.id, &report, Origin::Reconciler).await? == Applied::Moved {
                     counter!("baton_reconciler_total", "finding" => "news-missed").increment(1);
                 }
-                self.look_again_if_due(row, now + pause).await?;
+                if !self.settled_by_chain(row, Some(&report)).await? {
+                    self.look_again_if_due(row, now + pause).await?;
+                }
                 Ok(None)
             }
             Ok(None) => {
                 counter!("baton_reconciler_total", "finding" => "forgotten").increment(1);
+                if self.settled_by_chain(row, None).await? {
+                    return Ok(None);
+                }
                 self.forgotten(row, now + pause).await?;
                 Ok(None)
             }
             Err(failure) => {
                 info!(transactionId = %row.id, action = "no_news", relayer = %binding.relayer, "{}", describe(&failure));
+                if self.settled_by_chain(row, None).await? {
+                    return Ok(Some(binding.relayer.clone()));
+                }
                 self.look_again_if_due(row, now + pause).await?;
                 Ok(Some(binding.relayer.clone()))
             }
         }
+    }
+
+    /// Looks a row up on the chain if its relayer's word needs that, or it has been silent for long. Returns whether the
+    /// row was settled or its next look was set.
+    async fn settled_by_chain(&self, row: &Transaction, said: Option<&Report>) -> Result<bool, StoreError> {
+        let Some(chain) = &self.chain else { return Ok(false) };
+        let wanted = said.is_some_and(|said| row.needs_chain(said)) || chain.is_overdue(row);
+        if !wanted {
+            return Ok(false);
+        }
+        // The report may have moved it.
+        let Some(row) = self.guarded.store.get(row.id).await? else { return Ok(true) };
+        if row.status.is_final() || row.binding.is_none() {
+            return Ok(true);
+        }
+        Ok(match chain.settle(&row, said).await? {
+            Looked::Settled => true,
+            Looked::Open(_) => said.is_some_and(|said| said.status.is_over()),
+        })
     }
 
     async fn forgotten(&self, row: &Transaction, again_at: Timestamp) -> Result<(), StoreError> {

@@ -8,12 +8,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use alloy_primitives::Address;
 use metrics::counter;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
 use crate::config::Timings;
+use crate::relay::chain::account::AccountTransaction;
 use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission, Memory, RelayerListing};
+use crate::relay::reconcile::chain_check::{ChainCheck, ClaimOnChain};
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
 use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
 use crate::relay::relayer::pool::Pool;
@@ -31,6 +34,7 @@ pub struct UnknownOutcomes {
     pool: Arc<Pool>,
     me: ConsumerId,
     settings: ReconcilerSettings,
+    chain: Option<Arc<ChainCheck>>,
 }
 
 /// A claim of unknown outcome that this consumer has taken over.
@@ -41,10 +45,10 @@ struct UnresolvedClaim {
 }
 
 impl UnresolvedClaim {
-    fn case(&self, listing: &RelayerListing, clock: &Clock, timings: &Timings) -> LostSubmission<'_> {
+    fn case<'a>(&'a self, listing: &RelayerListing, clock: &Clock, timings: &'a Timings) -> LostSubmission<'a> {
         let Self { row, claim, unknown } = self;
         let over = unknown.is_over(listing.read_at, timings);
-        LostSubmission { call: &row.call, claim, unknown, slip: clock.slip(claim.at), over }
+        LostSubmission { call: &row.call, claim, unknown, slip: clock.slip(claim.at), over, timings }
     }
 }
 
@@ -57,8 +61,14 @@ const SLOW_CHECK: Duration = Duration::from_secs(30);
 
 impl UnknownOutcomes {
     /// Takes claims over in the name of this consumer.
-    pub fn new(guarded: Arc<GuardedStore>, pool: Arc<Pool>, me: ConsumerId, settings: ReconcilerSettings) -> Self {
-        Self { guarded, pool, me, settings }
+    pub fn new(
+        guarded: Arc<GuardedStore>,
+        pool: Arc<Pool>,
+        me: ConsumerId,
+        settings: ReconcilerSettings,
+        chain: Option<Arc<ChainCheck>>,
+    ) -> Self {
+        Self { guarded, pool, me, settings, chain }
     }
 
     /// Settles these claimed rows as far as possible now.
@@ -155,9 +165,12 @@ impl UnknownOutcomes {
                 other => break other,
             }
         };
-        if let Finding::Unproven(why) = finding {
+        let unproven = if let Finding::Unproven(why) = finding { Some(why) } else { None };
+        if unproven.is_some() {
             counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
-            return self.postpone(std::slice::from_ref(unresolved), why).await;
+        }
+        if !self.chain_allows_resend(unresolved, unproven).await? {
+            return Ok(());
         }
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
         let absent = self
@@ -172,6 +185,72 @@ impl UnknownOutcomes {
             self.guarded.publish_again(&row, Duration::ZERO).await;
         }
         Ok(())
+    }
+
+    /// Whether the chain, if there is one, shows that the call was not made. Without a chain a proven absence is enough, and
+    /// an unproven one waits for an operator.
+    ///
+    /// A list that does not prove itself may hide a record that is not signed yet. A relayer gives such a record up after
+    /// two minutes, so an unproven absence counts only long after that.
+    async fn chain_allows_resend(
+        &self,
+        unresolved: &UnresolvedClaim,
+        unproven: Option<&'static str>,
+    ) -> Result<bool, StoreError> {
+        let UnresolvedClaim { row, claim, .. } = unresolved;
+        let one = std::slice::from_ref(unresolved);
+        let Some(chain) = &self.chain else {
+            if let Some(why) = unproven {
+                self.postpone(one, why).await?;
+            }
+            return Ok(unproven.is_none());
+        };
+        match chain.claim(row, claim).await? {
+            ClaimOnChain::Executed(mined, from) => {
+                self.bind_mined(unresolved, chain, &mined, from).await?;
+                Ok(false)
+            }
+            ClaimOnChain::Open(why) => {
+                self.postpone(one, &why).await?;
+                Ok(false)
+            }
+            ClaimOnChain::Clear => match unproven {
+                Some(why) if self.guarded.clock.now().since(claim.at) < self.guarded.timings.unproven_wait => {
+                    self.postpone(one, why).await?;
+                    Ok(false)
+                }
+                _ => Ok(true),
+            },
+        }
+    }
+
+    /// The chain has the call, under a record that the relayer does not show. The row is bound to the chain's transaction,
+    /// which no other row can then be bound to.
+    async fn bind_mined(
+        &self,
+        unresolved: &UnresolvedClaim,
+        chain: &ChainCheck,
+        mined: &AccountTransaction,
+        from: Address,
+    ) -> Result<(), StoreError> {
+        let Some(receipt) = chain.receipt(mined).await else { return Ok(()) };
+        let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
+        let tx_id = RelayerTxId(format!("chain:{}", mined.hash));
+        let sender = from.to_checksum(None);
+        let bind = |row: &Transaction| {
+            row.bind(token, &tx_id, Some(&sender), "found on the chain", now, &self.guarded.timings)
+        };
+        match self.guarded.update(unresolved.row.id, bind).await {
+            Ok(Updated::Moved(row)) => {
+                counter!("baton_reconciler_total", "finding" => "found-on-chain").increment(1);
+                info!(transactionId = %row.id, action = "found_on_chain", hash = %mined.hash, "the chain has the call");
+                let report = chain.report(&row, &tx_id, mined, from, receipt).await;
+                self.guarded.apply(row.id, &report, Origin::Chain).await.map(|_| ())
+            }
+            // Another row has it, or another consumer settles this claim: looked at again when due.
+            Ok(Updated::Refused(..) | Updated::Missing) | Err(StoreError::Conflict { .. }) => Ok(()),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Binds the row to a record of the list; `false` if another row was bound to the record first.

@@ -45,8 +45,9 @@ pub enum Answer {
     Accepted(Box<Report>),
     /// The item itself was refused; the same would happen anywhere.
     Refused(String),
-    /// The item failed; another attempt may succeed.
-    ItemFailed(String),
+    /// A client error that the real relayer never answers with. It may have stored the transaction all the same; if it has
+    /// not, another attempt may succeed.
+    ClientError(String),
     /// The relayer certainly did not take it, for a reason that has nothing to do with the item.
     NotTaken {
         /// The kind of reason.
@@ -115,7 +116,9 @@ const ANSWER_BYTES_MAX: usize = 2 * PAGE_SIZE * 256 * 1024;
 
 impl RelayerClient {
     /// A client for `url`: a base URL with one relayer behind it, or one that ends in `/api/v1/relayers/{id}`.
-    pub fn new(url: &Url, api_key: &Secret) -> Result<Self, String> {
+    ///
+    /// `bytes_late_max` is how long the kernel may go on sending what was written before a connection was given up.
+    pub fn new(url: &Url, api_key: &Secret, bytes_late_max: Duration) -> Result<Self, String> {
         let mut headers = HeaderMap::new();
         let mut bearer = HeaderValue::from_str(&format!("Bearer {}", api_key.expose()))
             .map_err(|_| "the API key has characters that cannot stand in a header".to_owned())?;
@@ -123,6 +126,7 @@ impl RelayerClient {
         headers.insert(AUTHORIZATION, bearer);
         let http = outgoing::client(IDLE_TIMEOUT)
             .default_headers(headers)
+            .tcp_user_timeout(bytes_late_max)
             .build()
             .map_err(|error| format!("no HTTP client: {error}"))?;
         Ok(Self::over(Arc::new(HttpTransport::new(http)), url))
@@ -217,7 +221,12 @@ impl RelayerClient {
             Dialect::Flat => format!("transactions/{id}"),
         };
         match self.get(&path, timeout).await {
-            Ok(body) => wire::read_record(&body).map(Some).ok_or(RelayerError::Unreadable("a transaction")),
+            // A proxy that exchanges answers must not make one transaction's end that of another.
+            Ok(body) => match wire::read_record(&body) {
+                Some(report) if report.tx_id == *id => Ok(Some(report)),
+                Some(_) => Err(RelayerError::Unreadable("it is about another transaction")),
+                None => Err(RelayerError::Unreadable("a transaction")),
+            },
             Err(RelayerError::Status { status: 404, detail }) if !detail.contains("elayer with ID") => Ok(None),
             Err(error) => Err(error),
         }
@@ -336,7 +345,7 @@ fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Answer {
         // 408: the server gave up waiting for a request that it may have had. 502 to 504 come from a proxy, or from a
         // handler that ran out of time: the work behind them may go on.
         408 | 500.. => Answer::Unknown { reason: said(), answered: !matches!(status.as_u16(), 408 | 502..=504) },
-        _ => Answer::ItemFailed(said()),
+        _ => Answer::ClientError(said()),
     }
 }
 
@@ -377,7 +386,7 @@ mod tests {
         for status in [408, 500, 502, 503, 504] {
             assert!(matches!(judged(status, ""), Answer::Unknown { .. }), "{status}");
         }
-        assert!(matches!(judged(409, ""), Answer::ItemFailed(_)));
+        assert!(matches!(judged(409, ""), Answer::ClientError(_)));
     }
 
     #[test]

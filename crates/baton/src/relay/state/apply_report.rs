@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::moves::{failed, moved};
 use crate::config::{RelayMode, Timings};
 use crate::relay::request::call::Call;
-use crate::relay::state::transaction::{FailedBy, Moved, Progress, RelayerTxId, Status, Step, Transaction};
+use crate::relay::state::transaction::{FailedBy, Moved, Progress, Refused, RelayerTxId, Status, Step, Transaction};
 use crate::timestamp::Timestamp;
 
 /// A relayer's view of one of its transactions, independent of the dialect.
@@ -64,6 +64,18 @@ pub enum ReportedStatus {
 }
 
 impl ReportedStatus {
+    /// The relayer's own name of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Open(progress) => progress.name(),
+            Self::Confirmed => "confirmed",
+            Self::Failed => "failed",
+            Self::Canceled => "canceled",
+            Self::Expired => "expired",
+            Self::Unknown => "an unknown status",
+        }
+    }
+
     /// Whether it is final at the relayer.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Confirmed | Self::Failed | Self::Canceled | Self::Expired)
@@ -131,21 +143,22 @@ impl Transaction {
                 next.result = (mode == RelayMode::Confirm).then(|| report.raw.clone());
                 next.confirmed_at = Some(report.confirmed_at.unwrap_or(now));
                 next.block_number = report.block_number;
+                next.error_message = None;
                 next.check_at = None;
                 let detail = format!("hash {}", next.hash.as_deref().unwrap_or("unknown"));
                 Verdict::Move(Box::new(moved(next, "confirmed", detail)))
             }
+            // A webhook may be another relayer's, or older than what the relayer would say now: it is asked first.
+            ReportedStatus::Failed if self.may_reroute(report) && source == Source::Webhook => {
+                let mut next = self.next(now);
+                next.check_at = Some(now);
+                Verdict::Move(Box::new(moved(next, "relayer-says", "failed unsigned; the relayer is asked")))
+            }
             ReportedStatus::Failed if self.may_reroute(report) => {
                 let reason = report.reason.as_deref().unwrap_or("no reason given");
                 let detail = format!("{} failed it unsigned ({reason}); another relayer takes it", binding.relayer);
-                let mut next = self.next(now);
-                next.avoid = Some(binding.relayer.clone());
-                next.binding = None;
-                next.reroutes += 1;
-                // Growing, so that a pool whose every wallet is empty is not hammered.
-                let pause = Duration::from_secs(1) * 2u32.saturating_pow(self.reroutes).min(REROUTE_PAUSE_MAX_S);
-                next.check_at = Some(now + pause + timings.message_check());
-                Verdict::Reroute(Box::new(moved(next, "rerouted", detail)), pause)
+                let (moved, pause) = self.rerouted(detail, now, timings);
+                Verdict::Reroute(Box::new(moved), pause)
             }
             ReportedStatus::Failed => {
                 let reason = report.reason.clone().unwrap_or_else(|| "the relayer reported failure".to_owned());
@@ -158,6 +171,96 @@ impl Transaction {
                 Verdict::Move(Box::new(self.failed_at_relayer(report, "expired at the relayer", mode, now)))
             }
         }
+    }
+
+    /// Whether the chain must confirm this report before it counts. A relayer is wrong about signed transactions more
+    /// often than about anything else: it broadcasts, fails to store that, and later finds its nonce used.
+    pub fn needs_chain(&self, report: &Report) -> bool {
+        let bound = self.binding.as_ref().is_some_and(|binding| binding.tx_id == report.tx_id);
+        let ended = match report.status {
+            ReportedStatus::Confirmed => true,
+            ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
+            ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
+        };
+        bound && ended && !self.status.is_final()
+    }
+
+    /// Whether the relayer has ever signed it, as far as it has said.
+    fn was_signed(&self, report: &Report) -> bool {
+        let binding = self.binding.as_ref();
+        report.nonce.is_some()
+            || report.hash.is_some()
+            || self.hash.is_some()
+            || binding.is_some_and(|binding| binding.nonce.is_some() || binding.progress > Progress::Pending)
+    }
+
+    /// Records a final report that waits for the chain, and has the row looked at now.
+    pub fn ask_chain(&self, report: &Report, now: Timestamp) -> Result<Moved, Refused> {
+        self.not_final()?;
+        let reason = report.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let said = format!("the relayer says {}{reason}; the chain has not confirmed that yet", report.status.name());
+        if self.error_message.as_ref() == Some(&said) {
+            return Err(Refused::NotPossible("the chain is being asked"));
+        }
+        let forgotten = self.binding.as_ref().and_then(|binding| binding.forgotten_since);
+        let mut next = self.with_report(report, now);
+        if let Some(binding) = &mut next.binding {
+            binding.forgotten_since = forgotten;
+        }
+        next.error_message = Some(said.clone());
+        next.check_at = Some(now);
+        Ok(moved(next, "relayer-says", said))
+    }
+
+    /// The chain proves that the relayer did not make the call and no longer can: another relayer takes it, without using
+    /// up an attempt.
+    pub fn not_executed(&self, why: &str, now: Timestamp, timings: &Timings) -> Result<(Moved, Duration), Refused> {
+        self.not_final()?;
+        let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
+        if self.imported {
+            return Err(Refused::NotPossible("a status lookup imported it; Baton never sends it"));
+        }
+        let detail = format!("{why}: {} certainly did not execute it; another relayer takes it", binding.relayer);
+        let (mut moved, pause) = self.rerouted(detail, now, timings);
+        moved.transaction.hash = None;
+        moved.transaction.error_message = None;
+        Ok((moved, pause))
+    }
+
+    /// The chain does not tell yet what became of it. Looked at again at `at`; never sent again.
+    pub fn unresolved(&self, why: &str, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
+        self.not_final()?;
+        let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
+        let first = binding.forgotten_since.is_none();
+        let mut next = self.next(now);
+        next.updated_at = self.updated_at;
+        if let Some(binding) = &mut next.binding {
+            binding.forgotten_since = binding.forgotten_since.or(Some(now));
+        }
+        next.check_at = Some(at);
+        let steps = if first { vec![Step::new("outcome-unknown", why)] } else { Vec::new() };
+        Ok(Moved { transaction: next, steps })
+    }
+
+    /// Whether it is shown as failed on a relayer's word alone although the relayer signed it: it may be on the chain.
+    pub fn is_unverified(&self) -> bool {
+        let signed = self.hash.is_some() || self.binding.as_ref().is_some_and(|binding| binding.nonce.is_some());
+        self.status == Status::Failed
+            && self.failed_by == Some(FailedBy::Relayer)
+            && signed
+            && self.block_number.is_none()
+    }
+
+    /// Leaves its relayer for another one, after a pause that grows, so that a pool whose every wallet is empty is not
+    /// hammered.
+    fn rerouted(&self, detail: String, now: Timestamp, timings: &Timings) -> (Moved, Duration) {
+        let mut next = self.next(now);
+        next.avoid = self.binding.as_ref().map(|binding| binding.relayer.clone());
+        next.binding = None;
+        next.reroutes += 1;
+        let pause = Duration::from_secs(1) * 2u32.saturating_pow(self.reroutes).min(REROUTE_PAUSE_MAX_S);
+        next.check_at = Some(now + pause + timings.message_check());
+        (moved(next, "rerouted", detail), pause)
     }
 
     /// The relayer never signed it, the reason is the relayer's own, and Baton may send the row.
@@ -216,7 +319,12 @@ impl Transaction {
         let mut next = self.with_report(report, now);
         next.result = (mode == RelayMode::Confirm).then(|| report.raw.clone());
         next.block_number = report.block_number;
-        failed(next, FailedBy::Relayer, reason)
+        let mut moved = failed(next, FailedBy::Relayer, reason);
+        if moved.transaction.is_unverified() {
+            let detail = "the relayer signed it and says that it failed; no chain was asked (RPC_URL is not set)";
+            moved.steps.push(Step::new("unverified", detail));
+        }
+        moved
     }
 
     /// The next version with what any report may add.
@@ -241,6 +349,12 @@ impl Call {
         report.value.is_none_or(|value| value == self.value)
             && report.data.as_deref().is_none_or(|data| data_eq(data, &self.data))
             && report.to.as_deref().is_none_or(|to| to.parse::<Address>().is_ok_and(|to| to == self.to))
+    }
+
+    /// Whether a relayer's answer can be about this call: no field that it carries differs.
+    pub fn may_be(&self, report: &Report) -> bool {
+        let other_gas = matches!((self.gas_limit, report.gas_limit), (Some(sent), Some(had)) if sent != had);
+        self.is_still(report) && !other_gas
     }
 
     /// Whether a relayer's record can be the submission of this call: every field that was sent is present and equal.

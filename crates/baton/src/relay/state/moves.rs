@@ -158,7 +158,7 @@ impl Transaction {
         let claim = self.claimed_with(token)?;
         let relayer = claim.relayer.clone();
         let open_until = match kind {
-            UnknownCause::Answered => now,
+            UnknownCause::Answered | UnknownCause::ClientError => now,
             UnknownCause::Silent | UnknownCause::Orphaned => claim.open_until(timings),
             UnknownCause::Exchanged => now + timings.longest_submission(),
         };
@@ -226,6 +226,10 @@ impl Transaction {
         let confirm = unknown.confirm(timings);
         match unknown.absent_since {
             Some(_) if unknown.is_over(asked_at, timings) => {
+                if unknown.kind == UnknownCause::ClientError {
+                    next.attempts += 1;
+                    next.error_message = Some(unknown.reason.clone());
+                }
                 next.claim = None;
                 next.check_at = Some(now + timings.message_check());
                 Ok(moved(next, "absent", format!("{relayer} certainly does not have it; it will be sent again")))
@@ -293,27 +297,19 @@ impl Transaction {
         Ok(moved)
     }
 
-    /// Counts a failure of the item itself. With attempts left it goes back to waiting; otherwise it fails for good,
-    /// unless its one automatic replay is still open.
-    pub fn attempt_failed(
-        &self,
-        token: Uuid,
-        reason: &str,
-        attempts_max: u32,
-        now: Timestamp,
-        timings: &Timings,
-    ) -> Result<Moved, Refused> {
-        self.claimed_with(token)?;
-        let mut next = self.next(now);
-        next.claim = None;
-        next.attempts += 1;
-        next.error_message = Some(reason.to_owned());
-        next.check_at = Some(now + timings.pending_check);
-        if next.attempts < attempts_max {
-            let detail = format!("{reason} (attempt {} of {attempts_max})", next.attempts);
-            return Ok(moved(next, "attempt-failed", detail));
+    /// Gives up a transaction whose attempts are used up: for good, unless its one automatic replay is still open.
+    pub fn exhausted(&self, attempts_max: u32, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
+        self.not_final()?;
+        if self.claim.is_some() || self.binding.is_some() {
+            return Err(Refused::NotPossible("it is under way"));
         }
-        Ok(give_up(next, reason))
+        if self.attempts < attempts_max {
+            return Err(Refused::NotPossible("it has attempts left"));
+        }
+        let reason = self.error_message.clone().unwrap_or_else(|| "its attempts are used up".to_owned());
+        let mut next = self.next(now);
+        next.check_at = Some(now + timings.pending_check);
+        Ok(give_up(next, &reason))
     }
 
     /// The item itself was refused: no further attempt can help.

@@ -173,7 +173,7 @@ pub struct Claim {
 impl Claim {
     /// When a submission under this claim has certainly ended at the relayer too: the end of the send window plus the
     /// longest time that the relayer may work on it, whether or not the consumer still waits.
-    pub(super) fn open_until(&self, timings: &Timings) -> Timestamp {
+    pub fn open_until(&self, timings: &Timings) -> Timestamp {
         self.at + timings.longest_submission()
     }
 }
@@ -202,7 +202,7 @@ impl UnknownOutcome {
     /// Minimum time between the first listing without it and the one that proves absence.
     pub(super) fn confirm(&self, timings: &Timings) -> Duration {
         match self.kind {
-            UnknownCause::Answered => timings.absence_confirm,
+            UnknownCause::Answered | UnknownCause::ClientError => timings.absence_confirm,
             UnknownCause::Silent | UnknownCause::Exchanged | UnknownCause::Orphaned => {
                 timings.absence_confirm.max(timings.relayer_timeout)
             }
@@ -305,6 +305,9 @@ pub struct Transaction {
 pub enum UnknownCause {
     /// The relayer answered with an error that proves nothing; it no longer works on the request.
     Answered,
+    /// The relayer answered with a client error that proves nothing. If it turns out to have stored nothing, that uses up
+    /// an attempt.
+    ClientError,
     /// The relayer did not answer: it may still be working, or it may have crashed and lost its records.
     Silent,
     /// The relayer accepted it, but an equal transaction of unknown outcome was bound to that record first. The other
@@ -313,7 +316,7 @@ pub enum UnknownCause {
     /// The consumer that sent it, or was about to, is gone.
     Orphaned,
 }
-names!(UnknownCause { Answered = "answered", Silent = "silent", Exchanged = "exchanged", Orphaned = "orphaned" });
+names!(UnknownCause { Answered = "answered", ClientError = "client-error", Silent = "silent", Exchanged = "exchanged", Orphaned = "orphaned" });
 
 impl UnknownCause {
     /// Whether the relayer did not answer, so that it may have lost its records as well.

@@ -76,6 +76,10 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// The row last bound to that relayer before `before`: a witness of whether the relayer still remembers.
     async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError>;
 
+    /// Which of these nonces of a relayer are of transactions bound there, and of which.
+    async fn nonce_owners(&self, relayer: &RelayerUrl, nonces: &[u64])
+    -> Result<Vec<(u64, TransactionId)>, StoreError>;
+
     /// Keeps a webhook whose transaction is not bound yet.
     async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError>;
 

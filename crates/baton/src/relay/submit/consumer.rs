@@ -22,7 +22,7 @@ use crate::relay::relayer::routing::Sent;
 use crate::relay::state::apply_report::Report;
 use crate::relay::state::message::TransactionMessage;
 use crate::relay::state::transaction::{
-    ConsumerId, NextStep, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
+    ConsumerId, NextStep, Refused, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
 };
 use crate::relay::store::StoreError;
 use crate::relay::submit::nonce_order::{NonceOrder, Turn};
@@ -116,6 +116,9 @@ impl Consumer {
         };
         match row.next_step() {
             NextStep::Submit => {
+                if row.attempts >= self.settings.attempts.attempts_max {
+                    return self.exhausted(row).await;
+                }
                 if let Some(reason) = self.expired(&row) {
                     return self.fail_unsent(row, &reason, false).await;
                 }
@@ -219,7 +222,9 @@ impl Consumer {
             match answer {
                 Answer::Accepted(report) => return self.bound(&claimed, token, *report).await,
                 Answer::Refused(reason) => return self.refused(&claimed, token, &reason).await,
-                Answer::ItemFailed(reason) => return self.item_failed(&claimed, token, &reason).await,
+                Answer::ClientError(reason) => {
+                    return self.record_unknown_outcome(&claimed, token, &reason, UnknownCause::ClientError).await;
+                }
                 Answer::Unknown { reason, answered } => {
                     let kind = if answered { UnknownCause::Answered } else { UnknownCause::Silent };
                     return self.record_unknown_outcome(&claimed, token, &reason, kind).await;
@@ -299,6 +304,11 @@ impl Consumer {
     async fn bound(&self, claimed: &Transaction, token: Uuid, report: Report) -> Result<Outcome, StoreError> {
         let id = claimed.id;
         let now = self.guarded.clock.now();
+        // A proxy may have exchanged answers: whatever the relayer has stored, this is not its record.
+        if !claimed.call.may_be(&report) {
+            let reason = format!("the relayer answered with another transaction ({})", report.tx_id);
+            return self.record_unknown_outcome(claimed, token, &reason, UnknownCause::Answered).await;
+        }
         let from = report.from.as_deref();
         let bind = |row: &Transaction| row.bind(token, &report.tx_id, from, "it answered", now, &self.guarded.timings);
         match self.guarded.persist(claimed, bind).await {
@@ -308,6 +318,9 @@ impl Consumer {
             }
             Ok(Updated::Refused(refused, row)) => {
                 counter!("baton_late_answers_total").increment(1);
+                if self.bind_late(claimed, &report).await? {
+                    return Ok(Outcome::Done);
+                }
                 error!(
                     transactionId = %id, action = "late_answer", ozRelayerTxId = %report.tx_id, status = row.status.name(),
                     "the relayer's answer came after the claim was lost ({refused}); the claim's new owner looks for the same record"
@@ -329,6 +342,24 @@ impl Consumer {
         }
     }
 
+    /// An answer that comes after its claim was taken over still proves where the transaction is: if the outcome at that
+    /// relayer is unknown, the row is bound to it.
+    async fn bind_late(&self, claimed: &Transaction, report: &Report) -> Result<bool, StoreError> {
+        let Some(relayer) = claimed.claim.as_ref().map(|claim| &claim.relayer) else { return Ok(false) };
+        let (now, timings, from) = (self.guarded.clock.now(), &self.guarded.timings, report.from.as_deref());
+        let bind = |row: &Transaction| match &row.claim {
+            Some(claim) if claim.relayer == *relayer && claim.unknown.is_some() => {
+                row.bind(claim.token, &report.tx_id, from, "its answer came late", now, timings)
+            }
+            _ => Err(Refused::NotOurClaim),
+        };
+        match self.guarded.persist(claimed, bind).await {
+            Ok(Updated::Moved(_)) => Ok(true),
+            Ok(_) | Err(StoreError::Conflict { .. }) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
     async fn refused(&self, claimed: &Transaction, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
         let now = self.guarded.clock.now();
         let refused =
@@ -336,13 +367,13 @@ impl Consumer {
         Ok(self.after_failure(refused, reason))
     }
 
-    async fn item_failed(&self, claimed: &Transaction, token: Uuid, reason: &str) -> Result<Outcome, StoreError> {
+    /// Every attempt has failed.
+    async fn exhausted(&self, row: Transaction) -> Result<Outcome, StoreError> {
         let (now, attempts_max) = (self.guarded.clock.now(), self.settings.attempts.attempts_max);
-        let failed = self
-            .guarded
-            .persist(claimed, |row| row.attempt_failed(token, reason, attempts_max, now, &self.guarded.timings))
-            .await?;
-        Ok(self.after_failure(failed, reason))
+        let reason = row.error_message.clone().unwrap_or_default();
+        let given_up =
+            self.guarded.update_from(row, |row| row.exhausted(attempts_max, now, &self.guarded.timings)).await?;
+        Ok(self.after_failure(given_up, &reason))
     }
 
     fn after_failure(&self, updated: Updated, reason: &str) -> Outcome {
@@ -442,7 +473,7 @@ impl Answer {
         match self {
             Self::Accepted(_) => "accepted",
             Self::Refused(_) => "refused",
-            Self::ItemFailed(_) => "item-failed",
+            Self::ClientError(_) => "client-error",
             Self::NotTaken { .. } => "not-taken",
             Self::Unknown { .. } => "unknown",
         }
@@ -451,7 +482,7 @@ impl Answer {
     fn relayer_health(&self) -> Sent {
         match self {
             Self::Accepted(_) => Sent::Taken,
-            Self::Refused(_) | Self::ItemFailed(_) => Sent::Refused,
+            Self::Refused(_) | Self::ClientError(_) => Sent::Refused,
             Self::Unknown { .. } => Sent::Unknown,
             Self::NotTaken { why, .. } => match why {
                 NotTaken::Fault => Sent::Failed,

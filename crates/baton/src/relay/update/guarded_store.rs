@@ -34,6 +34,8 @@ pub struct GuardedStore {
     pub clock: Clock,
     /// Ids, claim tokens and jitter.
     pub random: Randomness,
+    /// Whether a relayer's final word counts only after the chain has confirmed it.
+    pub chain_decides: bool,
 }
 
 /// Result of [`GuardedStore::update`].
@@ -67,6 +69,8 @@ pub enum Origin {
     Reconciler,
     /// Confirm mode, or the nonce order, asked for it.
     Follow,
+    /// The chain says so.
+    Chain,
 }
 
 impl Origin {
@@ -76,13 +80,14 @@ impl Origin {
             Self::EarlyWebhook => "early-webhook",
             Self::Reconciler => "reconciler",
             Self::Follow => "follow",
+            Self::Chain => "chain",
         }
     }
 
     fn source(self) -> Source {
         match self {
             Self::Webhook | Self::EarlyWebhook => Source::Webhook,
-            Self::Reconciler | Self::Follow => Source::Asked,
+            Self::Reconciler | Self::Follow | Self::Chain => Source::Asked,
         }
     }
 }
@@ -198,6 +203,13 @@ impl GuardedStore {
         loop {
             let Some(row) = self.store.get(id).await? else { return Ok(Applied::Ignored) };
             let now = self.clock.now();
+            if self.chain_decides && origin != Origin::Chain && row.needs_chain(report) {
+                match row.ask_chain(report, now) {
+                    Ok(moved) if self.save(&row, &moved).await? == Saved::Stale => continue,
+                    Ok(_) => return Ok(Applied::Moved),
+                    Err(_) => return Ok(Applied::Ignored),
+                }
+            }
             let (moved, reroute) = match row.report(report, origin.source(), self.mode, now, &self.timings) {
                 Verdict::Ignore(why) => {
                     counter!("baton_reports_ignored_total", "source" => source).increment(1);

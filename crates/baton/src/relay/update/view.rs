@@ -30,6 +30,7 @@ pub fn show(row: &Transaction) -> Value {
         "ozRelayerTxId": binding.map(|binding| binding.tx_id.0.as_str()),
         "ozRelayerUrl": binding.map(|binding| &binding.relayer).or(claim.map(|claim| &claim.relayer)).map(|url| url.0.as_str()),
         "outcomeUnknown": row.outcome_unknown(),
+        "unverified": row.is_unverified(),
         "result": row.result,
         "error_message": row.error_message,
     })

@@ -168,8 +168,10 @@ fn an_unsigned_failure_of_the_relayers_own_is_rerouted_without_an_attempt() {
         let mut report = word(ReportedStatus::Failed);
         (report.hash, report.nonce, report.reason) = (None, None, Some(reason.into()));
         report.raw = json!({ "nonce": null });
+        let heard = after(&submitted(), &report);
+        assert_eq!((&heard.binding, heard.check_at), (&submitted().binding, Some(Timestamp(1))), "a webhook only asks");
         let verdict =
-            submitted().report(&report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+            submitted().report(&report, Source::Asked, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
         let Verdict::Reroute(moved, _) = verdict else { panic!("{verdict:?}") };
         let row = moved.transaction;
         assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
@@ -216,4 +218,64 @@ fn a_record_matches_only_with_everything_that_was_sent() {
     }
     let with_gas = Call { gas_limit: Some(21000), ..row.call };
     assert!(!with_gas.matches(&word(ReportedStatus::Failed)));
+}
+
+#[test]
+fn only_ends_that_were_signed_need_the_chain() {
+    let row = submitted();
+    for status in [ReportedStatus::Confirmed, ReportedStatus::Failed, ReportedStatus::Canceled, ReportedStatus::Expired]
+    {
+        assert!(row.needs_chain(&word(status)), "{status:?}");
+    }
+    assert!(!row.needs_chain(&word(ReportedStatus::Open(Progress::Mined))));
+    let unsigned = Report { hash: None, nonce: None, ..word(ReportedStatus::Failed) };
+    assert!(!row.needs_chain(&unsigned));
+    let sent = after(&row, &Report { hash: None, nonce: None, ..word(ReportedStatus::Open(Progress::Sent)) });
+    assert!(sent.needs_chain(&unsigned), "it was signed, and the relayer no longer says so");
+    let other = Report { tx_id: RelayerTxId("oz-2".into()), ..word(ReportedStatus::Failed) };
+    assert!(!row.needs_chain(&other));
+    assert!(!after(&row, &word(ReportedStatus::Confirmed)).needs_chain(&word(ReportedStatus::Failed)), "it is final");
+}
+
+#[test]
+fn a_word_that_waits_for_the_chain_is_shown_once_and_cleared_by_the_end() {
+    let failed = Report { reason: Some("Nonce 4 consumed externally".into()), ..word(ReportedStatus::Failed) };
+    let asked = submitted().ask_chain(&failed, Timestamp(5)).unwrap();
+    let row = asked.transaction;
+    assert_eq!((row.status, row.check_at), (Status::Submitted, Some(Timestamp(5))));
+    assert_eq!(row.binding.as_ref().unwrap().nonce, Some(4));
+    assert!(row.error_message.as_ref().unwrap().contains("consumed externally"));
+    assert!(row.ask_chain(&failed, Timestamp(6)).is_err(), "a repeated webhook changes nothing");
+    let end = after(&row, &word(ReportedStatus::Confirmed));
+    assert_eq!((end.status, end.error_message), (Status::Confirmed, None));
+}
+
+#[test]
+fn a_nonce_lost_to_another_call_reroutes_without_an_attempt() {
+    let row = submitted().ask_chain(&word(ReportedStatus::Failed), Timestamp(5)).unwrap().transaction;
+    let (moved, _) = row.not_executed("another call used its nonce 4", Timestamp(6), &Timings::DEFAULT).unwrap();
+    let row = moved.transaction;
+    assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
+    assert_eq!((row.binding, row.hash, row.error_message), (None, None, None));
+}
+
+#[test]
+fn what_the_chain_does_not_tell_is_an_unknown_outcome() {
+    let row = submitted();
+    let unknown = row.unresolved("its nonce is open", Timestamp(9), Timestamp(6)).unwrap();
+    assert_eq!(unknown.steps.len(), 1);
+    assert!(unknown.transaction.outcome_unknown());
+    assert_eq!(unknown.transaction.check_at, Some(Timestamp(9)));
+    let again = unknown.transaction.unresolved("its nonce is open", Timestamp(19), Timestamp(16)).unwrap();
+    assert!(again.steps.is_empty(), "said once");
+}
+
+#[test]
+fn a_signed_failure_without_a_chain_is_unverified_and_a_receipt_verifies_it() {
+    let failed = after(&submitted(), &word(ReportedStatus::Failed));
+    assert!(failed.is_unverified());
+    let receipt = Report { block_number: Some(7), ..word(ReportedStatus::Failed) };
+    assert!(!after(&submitted(), &receipt).is_unverified());
+    let unsigned = Report { hash: None, nonce: None, ..word(ReportedStatus::Canceled) };
+    assert!(!after(&submitted(), &unsigned).is_unverified());
 }

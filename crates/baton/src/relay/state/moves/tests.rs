@@ -123,8 +123,14 @@ fn moves() -> Vec<Move> {
             }),
         );
         add(
-            format!("attempt failed {holder}"),
-            Box::new(move |row, now| row.attempt_failed(key, "409", 3, now, &Timings::DEFAULT).ok()),
+            format!("client error {holder}"),
+            Box::new(move |row, now| {
+                row.mark_unknown(key, "409", UnknownCause::ClientError, now, &Timings::DEFAULT).ok()
+            }),
+        );
+        add(
+            format!("attempts used up {holder}"),
+            Box::new(move |row, now| row.exhausted(3, now, &Timings::DEFAULT).ok()),
         );
         add(format!("refuse {holder}"), Box::new(move |row, now| row.refuse(key, "400", now, &Timings::DEFAULT).ok()));
         add(format!("absent {holder}"), Box::new(move |row, now| row.absent(key, now, now, &Timings::DEFAULT).ok()));
@@ -295,11 +301,11 @@ fn a_second_claim_is_refused() {
 #[test]
 fn a_live_claim_cannot_be_taken_over_and_a_late_finish_is_refused() {
     let row = claimed(Timestamp(0));
-    let early = row.take_over(&consumer("b"), token(11), false, Timestamp(34_999), &Timings::DEFAULT);
+    let early = row.take_over(&consumer("b"), token(11), false, Timestamp(44_999), &Timings::DEFAULT);
     assert_eq!(early.unwrap_err(), Refused::NotOurClaim);
     let taken =
-        row.take_over(&consumer("b"), token(11), false, Timestamp(35_000), &Timings::DEFAULT).unwrap().transaction;
-    let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(36_000), &Timings::DEFAULT);
+        row.take_over(&consumer("b"), token(11), false, Timestamp(45_000), &Timings::DEFAULT).unwrap().transaction;
+    let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(46_000), &Timings::DEFAULT);
     assert_eq!(late.unwrap_err(), Refused::NotOurClaim);
     assert!(
         row.take_over(&consumer("b"), token(11), true, Timestamp(1), &Timings::DEFAULT).is_ok(),
@@ -317,10 +323,10 @@ fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
     let look = |row: &Transaction, at| {
         row.absent(token(10), Timestamp(at), Timestamp(at), &Timings::DEFAULT).unwrap().transaction
     };
-    assert_eq!(look(&unresolved, 34_999).claim.unwrap().unknown.unwrap().absent_since, None);
-    let first = look(&unresolved, 35_000);
-    assert!(look(&first, 64_999).claim.is_some(), "a relayer that stood still may only now have read it");
-    let proven = look(&first, 65_000);
+    assert_eq!(look(&unresolved, 44_999).claim.unwrap().unknown.unwrap().absent_since, None);
+    let first = look(&unresolved, 45_000);
+    assert!(look(&first, 74_999).claim.is_some(), "a relayer that stood still may only now have read it");
+    let proven = look(&first, 75_000);
     assert_eq!((proven.claim, proven.attempts), (None, 0));
 }
 
@@ -334,11 +340,11 @@ fn what_counts_is_when_the_list_was_asked_for() {
     let look = |row: &Transaction, asked, now| {
         row.absent(token(10), Timestamp(asked), Timestamp(now), &Timings::DEFAULT).unwrap().transaction
     };
-    let early = look(&unresolved, 34_999, 99_000);
+    let early = look(&unresolved, 44_999, 99_000);
     assert_eq!(early.claim.unwrap().unknown.unwrap().absent_since, None);
-    let first = look(&unresolved, 35_000, 36_000);
-    assert!(look(&first, 65_999, 99_000).claim.is_some());
-    assert!(look(&first, 66_000, 99_000).claim.is_none());
+    let first = look(&unresolved, 45_000, 46_000);
+    assert!(look(&first, 75_999, 99_000).claim.is_some());
+    assert!(look(&first, 76_000, 99_000).claim.is_none());
 }
 
 #[test]
@@ -357,10 +363,16 @@ fn an_answered_request_has_ended_at_once() {
 fn three_failed_attempts_are_the_end() {
     let mut row = accepted(false);
     for attempt in 1..=3 {
-        let now = Timestamp(attempt);
-        row = row.claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &Timings::DEFAULT).unwrap().transaction;
-        row = row.attempt_failed(token(10), "409", 3, now, &Timings::DEFAULT).unwrap().transaction;
+        assert!(row.exhausted(3, Timestamp(attempt), &Timings::DEFAULT).is_err(), "attempts are left");
+        let at = |seconds: i64| Timestamp(attempt * 100_000 + seconds * 1000);
+        let (key, timings) = (token(10), &Timings::DEFAULT);
+        row = row.claim(&consumer("a"), key, &relayer("r1"), "test", at(0), timings).unwrap().transaction;
+        row = row.mark_unknown(key, "409", UnknownCause::ClientError, at(1), timings).unwrap().transaction;
+        row = row.absent(key, at(2), at(2), timings).unwrap().transaction;
+        row = row.absent(key, at(20), at(20), timings).unwrap().transaction;
     }
+    row = row.exhausted(3, Timestamp(1_000_000), &Timings::DEFAULT).unwrap().transaction;
+    assert_eq!(row.error_message.as_deref(), Some("409"));
     assert_eq!((row.status, row.attempts, row.failed_by), (Status::Failed, 3, Some(FailedBy::Consumer)));
     let again = row.replay(Timestamp(9), &Timings::DEFAULT).unwrap().transaction;
     assert_eq!((again.status, again.attempts, again.replays), (Status::Pending, 0, 1));
@@ -401,8 +413,8 @@ fn an_operator_resolves_only_what_is_in_doubt() {
     let silent = claimed(Timestamp(0))
         .mark_unknown(token(10), "cut", UnknownCause::Silent, Timestamp(1), &Timings::DEFAULT)
         .unwrap();
-    assert!(silent.transaction.resolve_resend(Timestamp(34_999), &Timings::DEFAULT).is_err(), "it may still land");
-    assert!(silent.transaction.resolve_resend(Timestamp(35_000), &Timings::DEFAULT).is_ok());
+    assert!(silent.transaction.resolve_resend(Timestamp(44_999), &Timings::DEFAULT).is_err(), "it may still land");
+    assert!(silent.transaction.resolve_resend(Timestamp(45_000), &Timings::DEFAULT).is_ok());
     assert_eq!(unresolved.resolve_resend(Timestamp(2), &Timings::DEFAULT).unwrap().transaction.claim, None);
     assert_eq!(unresolved.resolve_fail(Timestamp(2)).unwrap().transaction.status, Status::Failed);
 }

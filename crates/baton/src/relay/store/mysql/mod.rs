@@ -341,6 +341,35 @@ impl TransactionStore for MySqlStore {
         self.one(SQL, &values).await
     }
 
+    async fn nonce_owners(
+        &self,
+        relayer: &RelayerUrl,
+        nonces: &[u64],
+    ) -> Result<Vec<(u64, TransactionId)>, StoreError> {
+        let mut owners = Vec::new();
+        for some in nonces.chunks(ASKED_MAX) {
+            let places = vec!["?"; some.len()].join(", ");
+            let sql = format!(
+                "SELECT relayer_nonce, id FROM transactions WHERE oz_relayer_url = ? AND relayer_nonce IN ({places})"
+            );
+            let sql = sql.as_str();
+            let found = self
+                .pool
+                .read(work!(connection => {
+                    let mut statement = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(&relayer.0);
+                    for nonce in some {
+                        statement = statement.bind(*nonce);
+                    }
+                    let rows = statement.fetch_all(connection).await?;
+                    let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get::<u64, _>(0)?, row.try_get::<String, _>(1)?));
+                    rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()
+                }))
+                .await?;
+            owners.extend(found.into_iter().filter_map(|(nonce, id)| Some((nonce, parse_id(&id)?))));
+        }
+        Ok(owners)
+    }
+
     async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
         self.pool.transact(work!(connection => {
             let kept = sqlx::query(

@@ -32,10 +32,11 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
+    include_str!("../../../../migrations/sqlite/0004_relayer_nonces.sql"),
 ];
 
 impl SqliteStore {
@@ -334,6 +335,27 @@ impl TransactionStore for SqliteStore {
              AND id < ?3 ORDER BY id DESC LIMIT 1"
         );
         self.one(sql, vec![Box::new(relayer.0.clone()), Box::new(before.0), Box::new(first_id_at(before))]).await
+    }
+
+    async fn nonce_owners(
+        &self,
+        relayer: &RelayerUrl,
+        nonces: &[u64],
+    ) -> Result<Vec<(u64, TransactionId)>, StoreError> {
+        let (relayer, nonces) = (relayer.0.clone(), nonces.to_vec());
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT id FROM transactions WHERE relayer_url = ?1 AND relayer_nonce = ?2 AND relayer_nonce IS NOT NULL",
+            )?;
+            let mut owners = Vec::new();
+            for nonce in nonces {
+                for id in statement.query_map(params![relayer, nonce], |row| row.get::<_, [u8; 16]>(0))? {
+                    owners.push((nonce, TransactionId(uuid::Uuid::from_bytes(id?))));
+                }
+            }
+            Ok(owners)
+        })
+        .await
     }
 
     async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {

@@ -1,0 +1,389 @@
+//! Which transactions an account has made, read from the chain: the evidence against which a relayer's word is held.
+//!
+//! A node has no index by sender. [`AccountReader`] halves a range of blocks as long as the account's transaction count
+//! differs between its two ends, so that it reads only blocks that contain one. A node without historical state refuses
+//! such counts; then every block of the range is read. Blocks at finality depth never change: what they contain is kept
+//! and shared between rows.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use alloy_primitives::{Address, B256, U256};
+use serde_json::{Value, json};
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::{Chain, ChainError, bytes, number};
+use crate::clock::Clock;
+use crate::relay::request::call::Call;
+use crate::timestamp::Timestamp;
+
+/// A mined transaction of an account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccountTransaction {
+    /// Its hash.
+    pub hash: B256,
+    /// Its nonce.
+    pub nonce: u64,
+    /// Its block.
+    pub block: u64,
+    /// The target; none for a contract creation.
+    pub to: Option<Address>,
+    /// Wei.
+    pub value: U256,
+    /// Call data: lower-case 0x hex.
+    pub data: String,
+}
+
+impl AccountTransaction {
+    /// Whether it makes this call. The gas limit is not compared: relayers may change it.
+    pub fn makes(&self, call: &Call) -> bool {
+        self.to == Some(call.to) && self.value == call.value && self.data == call.data
+    }
+}
+
+/// What the chain shows of an account since some time.
+#[derive(Debug, Clone)]
+pub struct AccountHistory {
+    /// Its transactions in that time, by nonce.
+    pub transactions: Vec<AccountTransaction>,
+    /// Its transaction count at the head: every nonce below is used.
+    pub count: u64,
+    /// Its transaction count at finality depth: every nonce below is used for good.
+    pub count_final: u64,
+    /// Its count with the transactions that wait in the node's pool.
+    pub count_pending: u64,
+    /// The newest block that was read.
+    pub head: u64,
+    /// The newest block that cannot change any more.
+    pub final_block: u64,
+    /// The time of the newest block.
+    pub head_at: Timestamp,
+}
+
+impl AccountHistory {
+    /// The transaction that used this nonce, if it is in the history.
+    pub fn with_nonce(&self, nonce: u64) -> Option<&AccountTransaction> {
+        self.transactions.iter().find(|transaction| transaction.nonce == nonce)
+    }
+}
+
+/// How a mined transaction ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receipt {
+    /// Whether it succeeded; a reverted transaction did not.
+    pub succeeded: bool,
+    /// Its block.
+    pub block: u64,
+}
+
+/// Reads accounts, with a bound on the calls per second and a pause after a failure.
+pub struct AccountReader {
+    chain: Arc<Chain>,
+    clock: Clock,
+    /// Blocks on top of one that make it final.
+    finality: u64,
+    accounts: Mutex<HashMap<Address, Arc<AsyncMutex<Account>>>>,
+    limits: Mutex<Limits>,
+}
+
+/// What is known of an account's final blocks.
+#[derive(Default)]
+struct Account {
+    /// The range that was read: after `since`, up to and including `until`.
+    range: Option<(u64, u64)>,
+    transactions: BTreeMap<u64, AccountTransaction>,
+}
+
+struct Limits {
+    tokens: f64,
+    filled_at: Instant,
+    paused_until: Option<Instant>,
+}
+
+/// Calls per second, on average and at most in a row.
+const CALLS_PER_SECOND: f64 = 100.0;
+const CALLS_BURST: f64 = 200.0;
+/// Pause after a call without an answer.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Maximum number of blocks that are read one by one, on a node without historical state.
+const BLOCKS_READ_MAX: u64 = 5_000;
+/// Maximum number of final transactions that are kept of one account.
+const KEPT_MAX: usize = 20_000;
+
+impl AccountReader {
+    /// Reads accounts of this chain; a block is final once `finality` blocks are on top of it.
+    pub fn new(chain: Arc<Chain>, clock: Clock, finality: u64) -> Self {
+        let limits = Limits { tokens: CALLS_BURST, filled_at: clock.instant(), paused_until: None };
+        Self { chain, clock, finality, accounts: Mutex::default(), limits: Mutex::new(limits) }
+    }
+
+    /// The account's transactions in the blocks since `since`, up to the head.
+    pub async fn history(&self, address: Address, since: Timestamp) -> Result<AccountHistory, ChainError> {
+        let account = {
+            let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(accounts.entry(address).or_default())
+        };
+        // One reader per account: the second finds the first one's result.
+        let mut account = account.lock().await;
+        let head = self.block("latest").await?;
+        let final_block = head.number.saturating_sub(self.finality);
+        let from = self.block_before(since, &head).await?;
+        let at_head = self.count(address, head.number).await;
+        let historical = !matches!(at_head, Err(ChainError::Refused { .. }));
+        let count = match at_head {
+            Ok(count) => count,
+            Err(ChainError::Refused { .. }) => self.count_at(address, "latest").await?,
+            Err(error) => return Err(error),
+        };
+        let count_pending = self.count_at(address, "pending").await?.max(count);
+        self.extend_final(&mut account, address, from, final_block, historical).await?;
+        let mut transactions: Vec<AccountTransaction> =
+            account.transactions.values().filter(|known| known.block > from).cloned().collect();
+        let tail_from = final_block.max(from);
+        let (tail, count_final) = self.read(address, tail_from, head.number, historical).await?;
+        transactions.extend(tail);
+        let count_final = count_final.unwrap_or_else(|| {
+            let open = transactions.iter().filter(|transaction| transaction.block > final_block).count() as u64;
+            count.saturating_sub(open)
+        });
+        transactions.sort_by_key(|transaction| transaction.nonce);
+        transactions.dedup_by_key(|transaction| transaction.nonce);
+        Ok(AccountHistory {
+            transactions,
+            count,
+            count_final,
+            count_pending,
+            head: head.number,
+            final_block,
+            head_at: head.at,
+        })
+    }
+
+    /// The mined transaction with this hash and its receipt; `None` if the chain does not have it in a block.
+    pub async fn mined(&self, hash: B256) -> Result<Option<(AccountTransaction, Address, Receipt)>, ChainError> {
+        let found = self.ask("eth_getTransactionByHash", json!([hash.to_string()])).await?;
+        let Some((transaction, from)) = read_transaction(&found) else { return Ok(None) };
+        Ok(self.receipt(hash).await?.map(|receipt| (transaction, from, receipt)))
+    }
+
+    /// The receipt of a transaction; `None` if it is in no block.
+    pub async fn receipt(&self, hash: B256) -> Result<Option<Receipt>, ChainError> {
+        let receipt = self.ask("eth_getTransactionReceipt", json!([hash.to_string()])).await?;
+        let Some(block) = number(&receipt["blockNumber"]) else { return Ok(None) };
+        let status = number(&receipt["status"]).ok_or(ChainError::Unreadable("the receipt's status"))?;
+        Ok(Some(Receipt { succeeded: status == 1, block }))
+    }
+
+    /// Whether a block is final, given the head that was read.
+    pub fn is_final(&self, block: u64, head: u64) -> bool {
+        block.saturating_add(self.finality) <= head
+    }
+
+    /// The newest block's number.
+    pub async fn head(&self) -> Result<u64, ChainError> {
+        self.block("latest").await.map(|block| block.number)
+    }
+
+    /// Why a mined transaction reverted: the same call on the state before its block.
+    pub async fn revert_reason(&self, from: Address, call: &Call, block: u64) -> Option<String> {
+        self.take_token().await.ok()?;
+        self.chain.revert_reason(from, call, block).await
+    }
+
+    /// Adds the final blocks after `from` that have not been read.
+    async fn extend_final(
+        &self,
+        account: &mut Account,
+        address: Address,
+        from: u64,
+        final_block: u64,
+        historical: bool,
+    ) -> Result<(), ChainError> {
+        // The chain is shorter than what was read: another chain, or a reset one.
+        if account.range.is_some_and(|(_, until)| until > final_block) {
+            *account = Account::default();
+        }
+        if from >= final_block {
+            return Ok(());
+        }
+        let (since, until) = account.range.unwrap_or((from, from));
+        let mut found = Vec::new();
+        if from < since {
+            found.extend(self.read(address, from, since, historical).await?.0);
+        }
+        found.extend(self.read(address, until.max(from), final_block, historical).await?.0);
+        // A gap between the range and `from` has not been read: the range then begins anew.
+        let since = if from > until { from } else { since.min(from) };
+        account.transactions.extend(found.into_iter().map(|transaction| (transaction.nonce, transaction)));
+        account.range = Some((since, final_block));
+        while account.transactions.len() > KEPT_MAX {
+            if let Some((_, dropped)) = account.transactions.pop_first() {
+                account.range = Some((since.max(dropped.block), final_block));
+            }
+        }
+        Ok(())
+    }
+
+    /// The account's transactions in the blocks after `from`, up to `until`; and its count at `from`, where the node
+    /// keeps history.
+    async fn read(
+        &self,
+        address: Address,
+        from: u64,
+        until: u64,
+        historical: bool,
+    ) -> Result<(Vec<AccountTransaction>, Option<u64>), ChainError> {
+        if from >= until {
+            let count = if historical { self.count(address, from).await.ok() } else { None };
+            return Ok((Vec::new(), count));
+        }
+        if historical {
+            let counts = async { Ok((self.count(address, from).await?, self.count(address, until).await?)) };
+            match counts.await {
+                Ok((before, after)) => {
+                    let found = self.bisect(address, (from, before), (until, after)).await;
+                    match found {
+                        Err(ChainError::Refused { .. }) => {}
+                        found => return found.map(|found| (found, Some(before))),
+                    }
+                }
+                Err(ChainError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if until - from > BLOCKS_READ_MAX {
+            return Err(ChainError::Unreadable("the node keeps no history, and the blocks are too many to read"));
+        }
+        let mut found = Vec::new();
+        for block in from + 1..=until {
+            found.extend(self.transactions_in(address, block).await?);
+        }
+        Ok((found, None))
+    }
+
+    /// Halves the range as long as the counts at its ends differ.
+    async fn bisect(
+        &self,
+        address: Address,
+        from: (u64, u64),
+        until: (u64, u64),
+    ) -> Result<Vec<AccountTransaction>, ChainError> {
+        let mut found = Vec::new();
+        let mut ranges = vec![(from, until)];
+        while let Some((from, until)) = ranges.pop() {
+            if from.1 >= until.1 {
+                continue;
+            }
+            if until.0 - from.0 == 1 {
+                found.extend(self.transactions_in(address, until.0).await?);
+                continue;
+            }
+            let middle = from.0 + (until.0 - from.0) / 2;
+            let middle = (middle, self.count(address, middle).await?);
+            ranges.push((from, middle));
+            ranges.push((middle, until));
+        }
+        Ok(found)
+    }
+
+    async fn transactions_in(&self, address: Address, block: u64) -> Result<Vec<AccountTransaction>, ChainError> {
+        let answer = self.ask("eth_getBlockByNumber", json!([format!("{block:#x}"), true])).await?;
+        let listed = answer["transactions"].as_array().ok_or(ChainError::Unreadable("a block"))?;
+        let ours = listed.iter().filter_map(read_transaction).filter(|(_, from)| *from == address);
+        Ok(ours.map(|(transaction, _)| transaction).collect())
+    }
+
+    /// The newest block older than `at`, searched backwards from the head in growing steps.
+    async fn block_before(&self, at: Timestamp, head: &Block) -> Result<u64, ChainError> {
+        if head.at < at {
+            return Ok(head.number);
+        }
+        let (mut low, mut high, mut step) = (head.number, head.number, 1);
+        while low > 0 {
+            low = low.saturating_sub(step);
+            if self.block(&format!("{low:#x}")).await?.at < at {
+                break;
+            }
+            (high, step) = (low, step * 2);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if self.block(&format!("{middle:#x}")).await?.at < at { low = middle } else { high = middle }
+        }
+        Ok(low)
+    }
+
+    async fn block(&self, which: &str) -> Result<Block, ChainError> {
+        let block = self.ask("eth_getBlockByNumber", json!([which, false])).await?;
+        let (number, seconds) = (number(&block["number"]), number(&block["timestamp"]));
+        let (number, seconds) = number.zip(seconds).ok_or(ChainError::Unreadable("a block"))?;
+        let at = Timestamp(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000));
+        Ok(Block { number, at })
+    }
+
+    async fn count(&self, address: Address, block: u64) -> Result<u64, ChainError> {
+        self.count_at(address, &format!("{block:#x}")).await
+    }
+
+    async fn count_at(&self, address: Address, block: &str) -> Result<u64, ChainError> {
+        let count = self.ask("eth_getTransactionCount", json!([address.to_string(), block])).await?;
+        number(&count).ok_or(ChainError::Unreadable("a transaction count"))
+    }
+
+    async fn ask(&self, method: &str, params: Value) -> Result<Value, ChainError> {
+        self.take_token().await?;
+        let answer = self.chain.ask_checked(method, params).await;
+        if matches!(answer, Err(ChainError::Unreachable(_) | ChainError::Mismatch(_))) {
+            self.limits().paused_until = Some(self.clock.instant() + PAUSE);
+        }
+        answer
+    }
+
+    /// Waits for the rate limit; fails during the pause after a failure.
+    async fn take_token(&self) -> Result<(), ChainError> {
+        loop {
+            let wait = {
+                let now = self.clock.instant();
+                let mut limits = self.limits();
+                if limits.paused_until.is_some_and(|until| now < until) {
+                    return Err(ChainError::Unreachable("it is not asked again so soon after a failure".into()));
+                }
+                let gained = now.saturating_duration_since(limits.filled_at).as_secs_f64() * CALLS_PER_SECOND;
+                limits.tokens = (limits.tokens + gained).min(CALLS_BURST);
+                limits.filled_at = now;
+                if limits.tokens >= 1.0 {
+                    limits.tokens -= 1.0;
+                    return Ok(());
+                }
+                Duration::from_secs_f64((1.0 - limits.tokens) / CALLS_PER_SECOND)
+            };
+            self.clock.sleep(wait).await;
+        }
+    }
+
+    fn limits(&self) -> std::sync::MutexGuard<'_, Limits> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Block {
+    number: u64,
+    at: Timestamp,
+}
+
+/// A mined transaction and its sender; `None` if it is in no block, or cannot be read.
+fn read_transaction(value: &Value) -> Option<(AccountTransaction, Address)> {
+    let address = |name: &str| value[name].as_str().and_then(|text| text.parse::<Address>().ok());
+    let data = bytes(&value["input"]).ok()?;
+    let amount = value["value"].as_str().and_then(crate::evm::parse_amount)?;
+    let transaction = AccountTransaction {
+        hash: value["hash"].as_str()?.parse().ok()?,
+        nonce: number(&value["nonce"])?,
+        block: number(&value["blockNumber"])?,
+        to: address("to"),
+        value: amount,
+        data: data.to_string(),
+    };
+    Some((transaction, address("from")?))
+}

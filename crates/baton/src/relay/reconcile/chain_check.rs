@@ -1,0 +1,341 @@
+//! Holds a relayer's word about a transaction against the chain: reads the account's transactions, and acts on what they
+//! prove ([`super::chain_proof`]). Executed → `confirmed`, or `failed` by its receipt, whatever the relayer says. Nonce
+//! lost to another call for good → another relayer takes it. Neither → unknown outcome, looked at again, never sent again.
+//!
+//! Only the reconciler asks the chain: accepting, submitting and webhooks never wait for it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256};
+use metrics::counter;
+use serde_json::json;
+use tracing::{error, info, warn};
+
+use crate::relay::chain::ChainError;
+use crate::relay::chain::account::{AccountHistory, AccountReader, AccountTransaction, Receipt};
+use crate::relay::reconcile::chain_proof::{ChainFinding, candidates, judge, open_nonces};
+use crate::relay::relayer::pool::Pool;
+use crate::relay::state::apply_report::{Report, ReportedStatus};
+use crate::relay::state::transaction::{Claim, Refused, RelayerTxId, RelayerUrl, Transaction};
+use crate::relay::store::StoreError;
+use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
+use crate::timestamp::Timestamp;
+
+/// Looks transactions up on the chain.
+pub struct ChainCheck {
+    reader: AccountReader,
+    guarded: Arc<GuardedStore>,
+    pool: Arc<Pool>,
+    question_timeout: Duration,
+}
+
+/// What a look at the chain led to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Looked {
+    /// The row has moved.
+    Settled,
+    /// The chain does not decide it yet, for this reason.
+    Open(String),
+}
+
+/// What the chain shows of a claim whose outcome is unknown.
+pub enum ClaimOnChain {
+    /// This transaction made the call.
+    Executed(AccountTransaction, Address),
+    /// Every nonce since the claim is accounted for by another call.
+    Clear,
+    /// It may still be mined, or the chain gives no answer.
+    Open(String),
+}
+
+/// The clocks of block producers, relayers and our own may differ by this much.
+const CLOCK_MARGIN: Duration = Duration::from_secs(120);
+/// A node may be this far behind the relayer's before its silence about a confirmed transaction is an alarm.
+const NODE_BEHIND: Duration = Duration::from_secs(60);
+/// Shortest and longest pause between two looks at one row.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Maximum number of open nonces whose owners are looked up.
+const OPEN_NONCES_MAX: u64 = 1_000;
+
+impl ChainCheck {
+    /// Looks up with this reader.
+    pub fn new(reader: AccountReader, guarded: Arc<GuardedStore>, pool: Arc<Pool>, question_timeout: Duration) -> Self {
+        Self { reader, guarded, pool, question_timeout }
+    }
+
+    /// Whether a row without a final report is old enough, and far enough along, to be on the chain unnoticed.
+    pub fn is_overdue(&self, row: &Transaction) -> bool {
+        let now = self.guarded.clock.now();
+        row.binding.as_ref().is_some_and(|binding| {
+            let signed = binding.nonce.is_some() || row.hash.is_some();
+            signed && now.since(binding.at) >= self.guarded.timings.submitted_check * 2
+        })
+    }
+
+    /// Settles a bound row as far as the chain allows. `said` is what the relayer says of it now, if it answers.
+    pub async fn settle(&self, row: &Transaction, said: Option<&Report>) -> Result<Looked, StoreError> {
+        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
+        let looked = match self.look(row, said).await {
+            Ok(looked) => looked,
+            Err(Trouble::Store(failure)) => return Err(failure),
+            Err(Trouble::Chain(failure)) => Looked::Open(format!("the chain gives no answer: {failure}")),
+        };
+        let Looked::Open(why) = &looked else { return Ok(looked) };
+        counter!("baton_chain_checks_total", "finding" => "open").increment(1);
+        let now = self.guarded.clock.now();
+        let pause = (now.since(row.updated_at) / 4).clamp(PAUSE_MIN, PAUSE_MAX);
+        let said_over = said.is_some_and(|said| said.status.is_over());
+        let confirmed = said.is_some_and(|said| said.status == ReportedStatus::Confirmed);
+        let unknown = said_over && (!confirmed || now.since(row.updated_at) >= NODE_BEHIND);
+        if unknown && binding.forgotten_since.is_none() {
+            warn!(transactionId = %row.id, action = "outcome_unknown", "the chain does not tell what became of it: {why}");
+            if confirmed {
+                counter!("baton_unfounded_confirmations_total").increment(1);
+                error!(transactionId = %row.id, action = "unfounded_confirmation", "the relayer says confirmed, and the chain does not have it");
+            }
+        }
+        let decide = |now_row: &Transaction| match (&now_row.binding, unknown) {
+            (Some(held), _) if held.tx_id != binding.tx_id => Err(MOVED),
+            (None, _) => Err(MOVED),
+            (Some(_), true) => now_row.unresolved(why, now + pause, now),
+            (Some(_), false) => now_row.check_later(now + pause, now),
+        };
+        self.guarded.update(row.id, decide).await?;
+        Ok(looked)
+    }
+
+    async fn look(&self, row: &Transaction, said: Option<&Report>) -> Result<Looked, Trouble> {
+        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
+        let hash = said.and_then(|said| said.hash.as_deref()).or(row.hash.as_deref());
+        let confirmed = said.is_some_and(|said| said.status == ReportedStatus::Confirmed);
+        if let Some(hash) = hash.and_then(|hash| hash.parse::<B256>().ok())
+            && let Some((mined, from, receipt)) = self.reader.mined(hash).await?
+            && mined.makes(&row.call)
+        {
+            let failed = said.is_some_and(|said| said.status == ReportedStatus::Failed);
+            // Where relayer and receipt agree, the relayer has waited for its confirmations.
+            let agreed = if receipt.succeeded { confirmed } else { failed };
+            if agreed || self.reader.is_final(receipt.block, self.reader.head().await?) {
+                return self.executed(row, &mined, from, receipt, said.filter(|_| agreed)).await;
+            }
+            return Ok(Looked::Open("it is in a block that is not final yet".to_owned()));
+        }
+        let Some(address) = self.address(row, &binding.relayer).await else {
+            return Ok(Looked::Open("the relayer's address is not known".to_owned()));
+        };
+        let history = self.reader.history(address, since(row, said)).await?;
+        let nonce = said.and_then(|said| said.nonce).or(binding.nonce);
+        let taken = self.taken(row, &binding.relayer, nonce, &history).await?;
+        match judge(&row.call, nonce, &history, &taken) {
+            ChainFinding::Executed(mined) => {
+                if !self.reader.is_final(mined.block, history.head) {
+                    return Ok(Looked::Open("it is in a block that is not final yet".to_owned()));
+                }
+                let Some(receipt) = self.reader.receipt(mined.hash).await? else {
+                    return Ok(Looked::Open("its receipt is missing".to_owned()));
+                };
+                self.executed(row, mined, address, receipt, None).await
+            }
+            ChainFinding::NonceLost(other) => match said.filter(|said| said.status.is_over()) {
+                // The relayer's word that a no-op took its place is now proven.
+                Some(said) if confirmed => {
+                    self.guarded.apply(row.id, said, Origin::Chain).await?;
+                    Ok(Looked::Settled)
+                }
+                Some(_) => self.not_executed(row, other).await,
+                None => Ok(Looked::Open("another call used its nonce, but the relayer has not given it up".to_owned())),
+            },
+            ChainFinding::Open => Ok(Looked::Open("its nonce is not used for good yet".to_owned())),
+            ChainFinding::Unproven(why) => Ok(Looked::Open(why.to_owned())),
+        }
+    }
+
+    /// Looks for a claimed call among the transactions of its relayer's account since the claim.
+    pub async fn claim(&self, row: &Transaction, claim: &Claim) -> Result<ClaimOnChain, StoreError> {
+        match self.look_for_claim(row, claim).await {
+            Ok(found) => Ok(found),
+            Err(Trouble::Store(failure)) => Err(failure),
+            Err(Trouble::Chain(failure)) => Ok(ClaimOnChain::Open(format!("the chain gives no answer: {failure}"))),
+        }
+    }
+
+    async fn look_for_claim(&self, row: &Transaction, claim: &Claim) -> Result<ClaimOnChain, Trouble> {
+        let Some(address) = self.address(row, &claim.relayer).await else {
+            return Ok(ClaimOnChain::Open("the relayer's address is not known".to_owned()));
+        };
+        let slip = self.guarded.clock.slip(claim.at);
+        let history = self.reader.history(address, claim.at - CLOCK_MARGIN - slip).await?;
+        let taken = self.taken(row, &claim.relayer, None, &history).await?;
+        if let ChainFinding::Executed(mined) = judge(&row.call, None, &history, &taken) {
+            return Ok(if self.reader.is_final(mined.block, history.head) {
+                ClaimOnChain::Executed(mined.clone(), address)
+            } else {
+                ClaimOnChain::Open("the call is in a block that is not final yet".to_owned())
+            });
+        }
+        let open = open_nonces(&history);
+        if open.end.saturating_sub(open.start) > OPEN_NONCES_MAX {
+            return Ok(ClaimOnChain::Open("too many transactions of the relayer wait to be mined".to_owned()));
+        }
+        let open: Vec<u64> = open.collect();
+        let owners: HashSet<u64> = self.owners(row, &claim.relayer, &open).await?;
+        Ok(match open.iter().find(|nonce| !owners.contains(nonce)) {
+            Some(nonce) => ClaimOnChain::Open(format!("nonce {nonce} of the relayer is signed and not mined")),
+            None => ClaimOnChain::Clear,
+        })
+    }
+
+    /// The nonces of candidate transactions that belong to other rows.
+    async fn taken(
+        &self,
+        row: &Transaction,
+        relayer: &RelayerUrl,
+        own: Option<u64>,
+        history: &AccountHistory,
+    ) -> Result<HashSet<u64>, StoreError> {
+        let nonces: Vec<u64> =
+            candidates(&row.call, history).map(|found| found.nonce).filter(|nonce| Some(*nonce) != own).collect();
+        self.owners(row, relayer, &nonces).await
+    }
+
+    /// Which of these nonces of a relayer belong to other rows.
+    async fn owners(
+        &self,
+        row: &Transaction,
+        relayer: &RelayerUrl,
+        nonces: &[u64],
+    ) -> Result<HashSet<u64>, StoreError> {
+        if nonces.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let owners = self.guarded.store.nonce_owners(relayer, nonces).await?;
+        Ok(owners.into_iter().filter(|(_, owner)| *owner != row.id).map(|(nonce, _)| nonce).collect())
+    }
+
+    async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {
+        // What the relayer answers now counts more than what a report said: a report may be another relayer's.
+        if let Some(client) = self.pool.ask_one(relayer)
+            && let Some(address) = client.address(self.question_timeout).await
+        {
+            return Some(address);
+        }
+        row.from.as_deref().and_then(|from| from.parse().ok())
+    }
+
+    async fn executed(
+        &self,
+        row: &Transaction,
+        mined: &AccountTransaction,
+        from: Address,
+        receipt: Receipt,
+        agrees: Option<&Report>,
+    ) -> Result<Looked, Trouble> {
+        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
+        let mut report = self.report(row, &binding.tx_id, mined, from, receipt).await;
+        // The record of a relayer that is right is the result in confirm mode.
+        if let Some(said) = agrees {
+            (report.raw, report.confirmed_at) = (said.raw.clone(), said.confirmed_at);
+        }
+        let finding = if receipt.succeeded { "executed" } else { "reverted" };
+        counter!("baton_chain_checks_total", "finding" => finding).increment(1);
+        info!(transactionId = %row.id, action = "chain_decided", hash = %mined.hash, block = receipt.block, "the chain says {finding}");
+        self.guarded.apply(row.id, &report, Origin::Chain).await?;
+        Ok(Looked::Settled)
+    }
+
+    /// A mined transaction as a report, so that it takes the same way as every other.
+    pub async fn report(
+        &self,
+        row: &Transaction,
+        tx_id: &RelayerTxId,
+        mined: &AccountTransaction,
+        from: Address,
+        receipt: Receipt,
+    ) -> Report {
+        let reason = if receipt.succeeded {
+            None
+        } else {
+            let reason = self.reader.revert_reason(from, &row.call, receipt.block).await;
+            let reason = reason.as_deref().unwrap_or("the node does not tell why");
+            Some(format!("reverted on the chain: {}", reason.strip_prefix("it reverts: ").unwrap_or(reason)))
+        };
+        let status = if receipt.succeeded { ReportedStatus::Confirmed } else { ReportedStatus::Failed };
+        Report {
+            tx_id: tx_id.clone(),
+            status,
+            reason: reason.clone(),
+            hash: Some(mined.hash.to_string()),
+            nonce: Some(mined.nonce),
+            from: Some(from.to_checksum(None)),
+            to: mined.to.map(|to| to.to_checksum(None)),
+            value: Some(mined.value),
+            data: Some(mined.data.clone()),
+            gas_limit: None,
+            created_at: None,
+            confirmed_at: None,
+            block_number: Some(receipt.block),
+            raw: json!({
+                "id": tx_id.0, "status": status.name(), "status_reason": reason, "hash": mined.hash.to_string(),
+                "nonce": mined.nonce, "from": from.to_checksum(None), "block_number": receipt.block, "source": "chain",
+            }),
+        }
+    }
+
+    /// The receipt of a transaction that was found in a block.
+    pub async fn receipt(&self, mined: &AccountTransaction) -> Option<Receipt> {
+        self.reader.receipt(mined.hash).await.ok().flatten()
+    }
+
+    async fn not_executed(&self, row: &Transaction, other: &AccountTransaction) -> Result<Looked, Trouble> {
+        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
+        let why = format!("another call ({}) used its nonce {}", other.hash, other.nonce);
+        let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
+        let decide = |now_row: &Transaction| match &now_row.binding {
+            Some(held) if held.tx_id == binding.tx_id => {
+                now_row.not_executed(&why, now, timings).map(|(moved, _)| moved)
+            }
+            _ => Err(MOVED),
+        };
+        match self.guarded.update(row.id, decide).await? {
+            Updated::Moved(moved) => {
+                counter!("baton_chain_checks_total", "finding" => "nonce-lost").increment(1);
+                counter!("baton_reroutes_total").increment(1);
+                info!(transactionId = %row.id, action = "chain_decided", "{why}; re-routed");
+                self.guarded.publish_again(&moved, Duration::from_secs(1)).await;
+                Ok(Looked::Settled)
+            }
+            Updated::Refused(MOVED, _) | Updated::Missing => Ok(Looked::Settled),
+            Updated::Refused(refused, _) => Ok(Looked::Open(refused.to_string())),
+        }
+    }
+}
+
+/// The earliest time at which a transaction of this row can be in a block.
+fn since(row: &Transaction, said: Option<&Report>) -> Timestamp {
+    let bound = row.binding.as_ref().map_or(row.created_at, |binding| binding.at);
+    let stored = said.and_then(|said| said.created_at).unwrap_or(row.created_at);
+    bound.min(stored).max(row.created_at) - CLOCK_MARGIN
+}
+
+const MOVED: Refused = Refused::NotPossible("it has moved meanwhile");
+
+/// Why a look has no result.
+enum Trouble {
+    Chain(ChainError),
+    Store(StoreError),
+}
+
+impl From<ChainError> for Trouble {
+    fn from(error: ChainError) -> Self {
+        Self::Chain(error)
+    }
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
