@@ -41,6 +41,8 @@ impl ChainSetup {
             ("RECONCILE_INTERVAL_MS", "100"),
             ("RECONCILE_UNKNOWN_MS", "200"),
             ("RECONCILE_ABSENT_MS", "500"),
+            // A relayer killed in its first submission shows nothing from before: only the chain and time settle that.
+            ("RECONCILE_UNPROVEN_MS", "10000"),
             ("RELAYER_SUBMIT_TIMEOUT_MS", "2000"),
             ("RELAYER_HANDLER_TIMEOUT_MS", "2000"),
             ("CONSUMER_DEAD_AFTER_MS", "2000"),
