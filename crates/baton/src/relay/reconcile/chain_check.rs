@@ -70,7 +70,9 @@ impl ChainCheck {
     pub fn is_overdue(&self, row: &Transaction) -> bool {
         let now = self.guarded.clock.now();
         row.binding.as_ref().is_some_and(|binding| {
-            let signed = binding.nonce.is_some() || row.hash.is_some();
+            // A row bound to the chain's own transaction whose process died before it stored the end.
+            let found_on_chain = binding.tx_id.0.starts_with("chain:");
+            let signed = binding.nonce.is_some() || row.hash.is_some() || found_on_chain;
             signed && now.since(binding.at) >= self.guarded.timings.submitted_check * 2
         })
     }
