@@ -2,4 +2,4 @@
 ALTER TABLE transactions ADD COLUMN relayer_says TEXT;
 ALTER TABLE transactions ADD COLUMN cancel_requested_at INTEGER;
 -- The records that a relayer's list must show: the ones that Baton bound there last.
-CREATE INDEX transactions_bound_at ON transactions (relayer_url, bound_at) WHERE relayer_tx_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS transactions_bound_at ON transactions (relayer_url, bound_at) WHERE relayer_tx_id IS NOT NULL;

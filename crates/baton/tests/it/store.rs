@@ -81,6 +81,8 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     last.avoid = Some(RelayerUrl("http://r2".into()));
     (last.attempts, last.reroutes, last.replays, last.auto_replayed) = (1, 2, 3, true);
     last.error_message = Some("x".repeat(100_000));
+    last.relayer_says = Some(json!({ "status": "confirmed", "nonce": 7, "name": "é" }));
+    last.cancel_requested_at = Some(Timestamp(1_700_000_000_456));
     if let Some(binding) = &mut last.binding {
         binding.nonce = Some(u64::from(u32::MAX) + 1);
     }
@@ -94,7 +96,9 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     let bound = fixture.bound("oz-1").await.unwrap();
     fixture.execute("ALTER TABLE transactions DROP COLUMN block_number").await;
     fixture.execute("DELETE FROM schema_version WHERE version >= 3").await;
-    assert_eq!(fixture.migrate().await, 2);
+    fixture.execute("ALTER TABLE transactions DROP COLUMN relayer_says").await;
+    fixture.execute("ALTER TABLE transactions DROP COLUMN cancel_requested_at").await;
+    assert_eq!(fixture.migrate().await, 3);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..report("oz-1", ReportedStatus::Confirmed) };
     let now = now();
