@@ -2,8 +2,10 @@
 //! the crate `relayer-sim`.
 
 pub use relayer_sim::{
-    Delivery, Dialect, FaultPlan, Faults, ListFault, Memory, Outcome, PostFault, ReadFault, Record, RelayerOptions,
-    Status, Timing, WebhookFaults, hex_amount,
+    DateHeader, Delivery, Dialect, FaultPlan, Faults, ListFault, Memory, Outcome, PostFault, ReadFault, Record,
+    RelayerOptions, SecondMemory, Status, Timing, WebhookFaults,
+    dev::{ChainLink, ChainOptions},
+    hex_amount,
     server::{Accepted, Relayer, Seen},
     sign_base64, sign_hex,
 };

@@ -8,13 +8,15 @@ use serde_json::json;
 use crate::{
     answers::{failure, json_body, rate_limited, success, text, unauthorized_missing, unauthorized_wrong},
     core::{Entry, SimRelayer, Ticket, Work},
-    faults::{PostFault, ReadFault},
+    faults::{DateHeader, PostFault, ReadFault},
     options::Dialect,
     plan::millis,
     record::{Record, date, http_date},
     request::{Refusal, SendRequest},
 };
 
+/// Longest wait of an answer for another one to be exchanged with.
+const EXCHANGED_WITHIN_MS: i64 = 300;
 pub(crate) const DISABLED_DETAILS: &str = "the simulated chain does not answer";
 
 /// A request as the relayer reads it. Header names are lower case.
@@ -139,10 +141,15 @@ impl SimRelayer {
         reply
     }
 
-    /// Adds the `Date` header, by the relayer's own clock.
+    /// Adds the `Date` header, by the relayer's own clock unless a fault says otherwise.
     fn stamp(&self, now_ms: i64, response: &mut SimResponse) {
-        if self.options.date_header {
-            response.headers.push(("date", http_date(self.clock(now_ms))));
+        let by = match self.faults.date {
+            DateHeader::Own => self.options.date_header.then(|| self.clock(now_ms)),
+            DateHeader::Proxy => Some(now_ms),
+            DateHeader::Absent => None,
+        };
+        if let Some(at_ms) = by {
+            response.headers.push(("date", http_date(at_ms)));
         }
     }
 
@@ -193,7 +200,7 @@ impl SimRelayer {
             ("GET", ["relayers", id]) => self.read_of(id, ReadOf::Relayers, |relayer| relayer.show_relayer()),
             ("POST", ["transactions"]) if !real => self.send(now_ms, request, ticket),
             ("GET", ["transactions", tx]) if !real => {
-                self.read(ReadOf::Transactions, |relayer| match relayer.record(now_ms, tx) {
+                self.read(ReadOf::Transactions, |relayer| match relayer.shown_record(now_ms, tx) {
                     Some(record) => json_body(200, &record.flat_view()),
                     None => unknown_transaction(tx),
                 })
@@ -210,7 +217,7 @@ impl SimRelayer {
                 self.read_of(id, ReadOf::Transactions, |relayer| relayer.show_by_nonce(now_ms, nonce))
             }
             ("GET", ["relayers", id, "transactions", tx]) => {
-                self.read_of(id, ReadOf::Transactions, |relayer| match relayer.record(now_ms, tx) {
+                self.read_of(id, ReadOf::Transactions, |relayer| match relayer.shown_record(now_ms, tx) {
                     Some(record) => success(record.view()),
                     None => unknown_transaction(tx),
                 })
@@ -236,12 +243,13 @@ impl SimRelayer {
         (id != self.options.id).then(|| failure(404, &format!("Relayer with ID {id} not found")))
     }
 
-    fn read_of(&self, id: &str, of: ReadOf, answer: impl FnOnce(&Self) -> SimResponse) -> Reply {
+    fn read_of(&mut self, id: &str, of: ReadOf, answer: impl FnOnce(&Self) -> SimResponse) -> Reply {
         self.read(of, |relayer| relayer.not_mine(id).unwrap_or_else(|| answer(relayer)))
     }
 
     /// A read, with the faults that concern it.
-    fn read(&self, of: ReadOf, answer: impl FnOnce(&Self) -> SimResponse) -> Reply {
+    fn read(&mut self, of: ReadOf, answer: impl FnOnce(&Self) -> SimResponse) -> Reply {
+        self.answers_given += u64::from(matches!(of, ReadOf::Transactions));
         let ReadFault { delay, status, hang } = match of {
             ReadOf::Relayers => &self.faults.relayer_reads,
             ReadOf::Transactions => &self.faults.transaction_reads,
@@ -285,7 +293,21 @@ impl SimRelayer {
         }
         let number = self.store(now_ms, sent, body, fault.as_ref());
         let Some(entry) = self.entry(number) else { return Reply::Cut };
-        let response = self.accepted_body(&entry.record);
+        let mut response = self.accepted_body(&entry.record);
+        match fault {
+            Some(PostFault::ExchangedAnswer) => return self.exchange_answer(now_ms, response, ticket),
+            Some(PostFault::WrongId) => {
+                let id = self.ids.uuid().to_string();
+                response = self.answer_under(number, id);
+            }
+            Some(PostFault::IdOfAnother) => {
+                let before = self.entries.iter().rev().find(|entry| entry.number < number && entry.audit.is_some());
+                if let Some(id) = before.map(|entry| entry.record.id.clone()) {
+                    response = self.answer_under(number, id);
+                }
+            }
+            _ => {}
+        }
         let reply = reply_after_storing(fault.as_ref(), response);
         let Some(until) = self.faults.webhooks.before_answer else { return reply };
         let webhooks = self.run_ahead(number, until, now_ms);
@@ -344,6 +366,33 @@ impl SimRelayer {
         match self.options.dialect {
             Dialect::Real => success(record.view()),
             Dialect::Spec => json_body(200, &json!({"transactionId": record.id, "status": record.status})),
+        }
+    }
+
+    /// The answer about a record, with another id.
+    fn answer_under(&self, number: u64, id: String) -> SimResponse {
+        let record = self.entry(number).map(|entry| Record { id, ..entry.record.clone() });
+        record.map_or_else(not_found, |record| self.accepted_body(&record))
+    }
+
+    /// Holds an answer until the next one of its kind, and exchanges the two.
+    fn exchange_answer(&mut self, now_ms: i64, mut response: SimResponse, ticket: Option<Ticket>) -> Reply {
+        if let Some((other, held)) = self.exchanged.take() {
+            self.stamp(now_ms, &mut response);
+            self.events.push(crate::Event::Reply { ticket: other, reply: Reply::now(response) });
+            return Reply::now(held);
+        }
+        let ticket = ticket.unwrap_or_else(|| self.ticket());
+        self.exchanged = Some((ticket, response));
+        self.schedule(now_ms + EXCHANGED_WITHIN_MS, Work::AnswerAlone(ticket));
+        Reply::Waiting(ticket)
+    }
+
+    /// No second answer came in time.
+    pub(crate) fn answer_alone(&mut self, ticket: Ticket) {
+        if let Some((_, mut response)) = self.exchanged.take_if(|(held, _)| *held == ticket) {
+            self.stamp(self.now_ms, &mut response);
+            self.events.push(crate::Event::Reply { ticket, reply: Reply::now(response) });
         }
     }
 
@@ -406,6 +455,7 @@ fn reply_after_storing(fault: Option<&PostFault>, response: SimResponse) -> Repl
         Some(PostFault::ErrorAfterStoring | PostFault::QueueUnavailable) => {
             Reply::now(failure(500, "Queue error: Redis error: made up by the simulation"))
         }
+        Some(PostFault::StatusAfterStoring(status)) => Reply::now(failure(*status, "made up by the simulation")),
         Some(PostFault::TimeoutAfterStoring) => Reply::now(text(504, "Request handler timeout".to_owned())),
         Some(PostFault::HangAfterStoring) => Reply::Hang,
         Some(PostFault::CutAfterStoring) => Reply::Cut,

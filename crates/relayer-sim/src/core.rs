@@ -14,8 +14,9 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::{
-    api::{OwnedRequest, Reply},
+    api::{OwnedRequest, Reply, SimResponse},
     faults::{Faults, Outcome, PostFault},
+    on_chain::OnChain,
     options::{Memory, Mode, RelayerOptions, Timing},
     plan::{Plan, Step, millis},
     record::{NO_OP_GAS, Record, Status},
@@ -84,12 +85,18 @@ pub struct SimRelayer {
     /// Nonces that were taken and never broadcast.
     pub(crate) nonce_gaps: BTreeSet<u64>,
     pub(crate) balance: String,
+    /// Present if it signs on a chain.
+    pub(crate) on_chain: Option<OnChain>,
     schedule: BinaryHeap<Due>,
     schedule_serial: u64,
     /// Records that a jam holds.
     pub(crate) jammed: Vec<u64>,
     pub(crate) stalled_until_ms: i64,
     pub(crate) unread: Vec<(Ticket, OwnedRequest)>,
+    /// An answer that waits to be exchanged with the next one.
+    pub(crate) exchanged: Option<(Ticket, SimResponse)>,
+    /// Answers about transactions so far; every other one is from the second memory, if there is one.
+    pub(crate) answers_given: u64,
     next_ticket: u64,
     pub(crate) outbox: Outbox,
     pub(crate) events: Vec<Event>,
@@ -132,6 +139,10 @@ pub(crate) enum Work {
     Webhook(u64),
     /// A POST that is stored late, and answered then if it has a ticket.
     Store(Box<SendRequest>, Vec<u8>, Option<Ticket>),
+    /// The answer that waits to be exchanged leaves as it is.
+    AnswerAlone(Ticket),
+    /// The no-op for this nonce, if no other transaction was sent for it.
+    FillGap(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -165,11 +176,14 @@ impl SimRelayer {
             next_nonce: 0,
             nonce_gaps: BTreeSet::new(),
             balance: "10000000000000000000000".to_owned(),
+            on_chain: None,
             schedule: BinaryHeap::new(),
             schedule_serial: 0,
             jammed: Vec::new(),
             stalled_until_ms: i64::MIN,
             unread: Vec::new(),
+            exchanged: None,
+            answers_given: 0,
             next_ticket: 0,
             outbox: Outbox::new(options.webhook.clone()),
             events: Vec::new(),
@@ -197,6 +211,8 @@ impl SimRelayer {
                     Work::Step(number) => self.take_step(number, at_ms),
                     Work::Webhook(id) => self.emit_webhook(id),
                     Work::Store(request, body, ticket) => self.store_late(now_ms, *request, body, ticket),
+                    Work::AnswerAlone(ticket) => self.answer_alone(ticket),
+                    Work::FillGap(nonce) => self.fill_gap(now_ms, nonce),
                 }
             }
         }
@@ -257,6 +273,7 @@ impl SimRelayer {
         self.schedule.clear();
         self.jammed.clear();
         self.unread.clear();
+        self.exchanged = None;
         self.events.clear();
         self.outbox.clear_under_way();
         for entry in &mut self.entries {
@@ -282,6 +299,9 @@ impl SimRelayer {
         for place in 0..self.entries.len() {
             self.schedule_step(place, now_ms);
         }
+        for nonce in self.nonce_gaps.clone() {
+            self.open_gap(nonce, now_ms);
+        }
     }
 
     /// Forgets all records while running. The audit and the chain's nonce stay.
@@ -300,7 +320,12 @@ impl SimRelayer {
     /// Stores a no-op that fills a nonce gap (the lowest one, or else the next nonce) and sends its webhook. With
     /// `loses_name` the relayer later overwrites the reason that identifies it. Returns the record's id.
     pub fn add_gap_filler(&mut self, now_ms: i64, loses_name: bool) -> String {
-        let nonce = self.nonce_gaps.pop_first().unwrap_or_else(|| self.take_nonce());
+        let nonce = self.nonce_gaps.first().copied().unwrap_or_else(|| self.take_nonce());
+        self.add_gap_filler_for(now_ms, nonce, loses_name)
+    }
+
+    pub(crate) fn add_gap_filler_for(&mut self, now_ms: i64, nonce: u64, loses_name: bool) -> String {
+        self.nonce_gaps.remove(&nonce);
         let request = SendRequest {
             value: "0x0".to_owned(),
             data: Some("0x".to_owned()),
@@ -309,15 +334,18 @@ impl SimRelayer {
             ..SendRequest::default()
         };
         let mut record = self.new_record(now_ms, request);
-        let hash = self.hash(nonce);
         record.become_no_op();
-        record.sign(nonce, hash, record.created_at_ms);
-        record.status = Status::Submitted;
         record.status_reason = Some(format!("Gap-filling NOOP for nonce {nonce}"));
         let id = record.id.clone();
         let end = if loses_name { Step::LoseName } else { Step::Confirm };
         let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         let number = self.insert(now_ms, record, [(pause, end)].into(), None, true);
+        if let Some(place) = self.place(number) {
+            self.sign_record(place, nonce, now_ms);
+            self.send_last_signed(nonce);
+            self.entries[place].broadcast = true;
+            self.change(place, now_ms, |record| record.status = Status::Submitted);
+        }
         self.notify(number, now_ms);
         self.release_jammed(now_ms);
         id

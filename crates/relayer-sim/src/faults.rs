@@ -39,6 +39,12 @@ pub struct Faults {
     pub out_of_funds: bool,
     /// Difference of the relayer's clock to the caller's, in the `Date` header and in all of its records' times.
     pub clock_offset_ms: i64,
+    /// Who writes the `Date` header.
+    pub date: DateHeader,
+    /// One relayer id is served by two memories: every other answer about transactions is from the second one.
+    pub second_memory: Option<SecondMemory>,
+    /// A no-op fills a nonce gap this long after it arose; never when absent.
+    pub gap_filled_after: Option<Duration>,
 }
 
 impl Faults {
@@ -114,6 +120,15 @@ pub enum PostFault {
     Slow(Duration),
     /// 200 and stored, but the body is no answer of a relayer (a proxy's page, for instance).
     GarbledAnswer,
+    /// This status, but the record is stored and runs to its end: 409, for instance.
+    StatusAfterStoring(u16),
+    /// Stored and answered with 200, but a proxy exchanges the answer with that of the next POST of this kind. Without
+    /// one within 300 ms the answer is right.
+    ExchangedAnswer,
+    /// Stored and answered with 200, but under an id that no record has.
+    WrongId,
+    /// Stored and answered with 200, but under the id of the record before.
+    IdOfAnother,
 }
 
 impl PostFault {
@@ -142,6 +157,10 @@ impl PostFault {
             Self::BreakOffAfterStoring => "break off after storing",
             Self::Slow(_) => "slow",
             Self::GarbledAnswer => "garbled answer",
+            Self::StatusAfterStoring(_) => "status after storing",
+            Self::ExchangedAnswer => "exchanged answer",
+            Self::WrongId => "wrong id",
+            Self::IdOfAnother => "id of another",
         }
     }
 
@@ -244,6 +263,34 @@ pub struct ListFault {
     pub oldest_first: bool,
     /// Ids of records that are never listed.
     pub omitted: Vec<String>,
+    /// Nothing is listed, and the total is 0.
+    pub empty: bool,
+    /// The records come in no order.
+    pub unsorted: bool,
+    /// A page has at most this many records, although it says that it has as many as were asked for. The next page goes
+    /// on where a full one would: the records between are on no page.
+    pub page_max: Option<usize>,
+}
+
+/// Who writes the `Date` header of answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DateHeader {
+    /// The relayer, by its own clock, unless its options leave the header out.
+    #[default]
+    Own,
+    /// A proxy whose clock is right, whatever the relayer's own clock shows.
+    Proxy,
+    /// There is none.
+    Absent,
+}
+
+/// The second of two memories behind one relayer id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecondMemory {
+    /// It is this far behind: younger records are neither listed nor known.
+    Behind(Duration),
+    /// Each of the two has every other record, and never gets the rest.
+    Split,
 }
 
 /// What goes wrong with webhooks. Probabilities are from 0 to 1 and drawn from the relayer's seed.
@@ -265,6 +312,9 @@ pub struct WebhookFaults {
     pub late: bool,
     /// Signs with another key.
     pub forged: bool,
+    /// Probability that a webhook is followed by one of another relayer, rightly signed, about the same id: `failed`,
+    /// never signed, for lack of balance.
+    pub foreign: f64,
 }
 
 /// How an accepted record ends.
@@ -291,4 +341,6 @@ pub enum Outcome {
     GivenUp,
     /// Stored, but no job moves it: `pending` for good.
     WithoutJob,
+    /// Signed again for a higher price before it is mined, and then `confirmed`: the hash changes, and no webhook tells.
+    GasBumped,
 }

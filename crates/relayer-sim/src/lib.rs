@@ -28,8 +28,9 @@
 //! ```
 //!
 //! The files: `options` and `faults` (what can be set), `api`, `reads` and `answers` (HTTP), `request` (what is accepted),
-//! `record` (what is shown), `core`, `plan` and `progress` (time passing), `webhook` (deliveries), `server` (feature `server`: sockets and real time),
-//! `dev` (feature `dev`: a journal, and a signer on a chain).
+//! `record` (what is shown), `core`, `plan` and `progress` (time passing), `webhook` (deliveries), `on_chain` (real
+//! transactions), `server` (feature `server`: sockets and real time), `dev` (feature `dev`: a journal, and a signer on a
+//! chain).
 
 mod answers;
 mod api;
@@ -37,6 +38,7 @@ mod core;
 #[cfg(feature = "dev")]
 pub mod dev;
 mod faults;
+mod on_chain;
 mod options;
 mod plan;
 mod progress;
@@ -51,7 +53,8 @@ mod webhook;
 pub use self::{
     api::{Reply, SimRequest, SimResponse},
     core::{Audit, Event, SimRelayer, Ticket},
-    faults::{FaultPlan, Faults, ListFault, Outcome, PostFault, ReadFault, WebhookFaults},
+    faults::{DateHeader, FaultPlan, Faults, ListFault, Outcome, PostFault, ReadFault, SecondMemory, WebhookFaults},
+    on_chain::{SignedCall, UnsignedCall, Wallet},
     options::{Dialect, MEASURED_WEBHOOK_PAUSES, Memory, Mode, RelayerOptions, Timing},
     record::{Record, SignatureParts, SignedParts, Status},
     request::{Speed, hex_amount},

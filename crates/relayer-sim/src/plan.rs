@@ -27,12 +27,14 @@ pub(crate) enum Step {
     Cancel,
     /// A gap filler's reason is overwritten, and with it goes the only mark that it was one.
     LoseName,
+    /// Signed again for a higher price: the hash changes and no webhook tells.
+    Bump,
 }
 
 impl Step {
     /// Whether a jam leaves it alone: it comes before anything is mined.
     pub(crate) fn precedes_mining(&self) -> bool {
-        matches!(self, Self::Sign | Self::Broadcast | Self::BroadcastUnstored | Self::Fail(_))
+        matches!(self, Self::Sign | Self::Broadcast | Self::BroadcastUnstored | Self::Bump | Self::Fail(_))
     }
 }
 
@@ -57,6 +59,7 @@ pub(crate) fn plan(outcome: &Outcome, timing: &Timing, rng: &mut Rng) -> Plan {
         Outcome::Reverted => vec![sign, broadcast, (last, Step::Revert)],
         Outcome::Canceled => vec![sign, broadcast, (last, Step::Cancel)],
         Outcome::FailedButExecuted => vec![sign, (broadcast.0, Step::BroadcastUnstored), (last, Step::FailExecuted)],
+        Outcome::GasBumped => vec![sign, broadcast, (last / 2, Step::Bump), (last / 2, Step::Confirm)],
         Outcome::SentTwice => {
             let first = [sign.clone(), broadcast.clone()].into_iter().chain(mine);
             first.chain([(last, Step::Confirm), sign, broadcast]).collect()

@@ -7,6 +7,7 @@ use crate::{
     api::Reply,
     core::{Audit, Entry, Event, SimRelayer, Ticket, Work},
     faults::{Outcome, PostFault},
+    on_chain::Broadcast,
     options::{Dialect, Mode},
     plan::{self, Plan, Step, millis},
     record::{Record, Status},
@@ -139,7 +140,7 @@ impl SimRelayer {
             (Some(gap), Some(nonce)) => self.faults.gaps_jam && *gap < nonce,
             _ => false,
         };
-        mining && (self.faults.jammed || behind_gap())
+        mining && (self.faults.jammed || behind_gap() || self.awaits_chain(entry.record.nonce))
     }
 
     pub(crate) fn release_jammed(&mut self, now_ms: i64) {
@@ -170,7 +171,8 @@ impl SimRelayer {
     /// Applies one step and sends its webhook, whose id it returns.
     fn apply_and_notify(&mut self, place: usize, step: Step, now_ms: i64) -> Option<u64> {
         let number = self.entries[place].number;
-        let silent = step == Step::BroadcastUnstored;
+        let silent = matches!(step, Step::BroadcastUnstored | Step::Bump);
+        let step = self.by_receipt(place, step);
         self.apply(place, step, now_ms);
         if silent { None } else { self.notify(number, now_ms) }
     }
@@ -184,30 +186,35 @@ impl SimRelayer {
                     Some(nonce) => nonce,
                     None => self.take_nonce(),
                 };
-                let hash = self.hash(nonce);
-                self.change(place, now_ms, |record| record.sign(nonce, hash, clock));
-                self.entries[place].broadcast = false;
+                self.sign_record(place, nonce, now_ms);
             }
             Step::Broadcast | Step::BroadcastUnstored => {
-                self.entries[place].broadcast = true;
-                if let Some(audit) = self.entries[place].audit {
-                    self.audit[audit].broadcasts += 1;
+                match self.broadcast(place, &step) {
+                    Broadcast::Sent => self.count_broadcast(place),
+                    Broadcast::NoOpSent => self.entries[place].broadcast = true,
+                    Broadcast::Lost => {}
                 }
                 if step == Step::Broadcast {
                     self.change(place, now_ms, |record| record.status = Status::Submitted);
                 }
             }
             Step::Mine => self.change(place, now_ms, |record| record.status = Status::Mined),
-            Step::Confirm | Step::ConfirmAsNoOp => self.change(place, now_ms, |record| {
-                if step == Step::ConfirmAsNoOp {
-                    record.become_no_op();
-                }
-                record.status = Status::Confirmed;
-                record.confirmed_at_ms = Some(clock);
-            }),
+            Step::Confirm | Step::ConfirmAsNoOp => {
+                let replaced = step == Step::ConfirmAsNoOp;
+                let mined = self.mined_hash(self.entries[place].record.nonce).filter(|_| replaced);
+                self.change(place, now_ms, |record| {
+                    if replaced {
+                        record.become_no_op();
+                        record.hash = mined.or(record.hash.take());
+                    }
+                    record.status = Status::Confirmed;
+                    record.confirmed_at_ms = Some(clock);
+                });
+            }
+            Step::Bump => self.bump(place, now_ms),
             Step::Fail(reason) => {
                 if let (false, Some(nonce)) = (self.entries[place].broadcast, self.entries[place].record.nonce) {
-                    self.nonce_gaps.insert(nonce);
+                    self.open_gap(nonce, now_ms);
                 }
                 self.change(place, now_ms, |record| record.fail(reason));
             }
@@ -250,6 +257,7 @@ impl SimRelayer {
             self.apply_and_notify(place, Step::Cancel, now_ms);
             return;
         }
+        self.broadcast_cancellation(place);
         self.change(place, now_ms, |record| {
             record.is_canceled = true;
             record.become_no_op();
@@ -267,7 +275,11 @@ impl SimRelayer {
 
     /// A made-up hash, which depends on seed, relayer and nonce alone.
     pub(crate) fn hash(&self, nonce: u64) -> String {
-        let digest = Sha256::digest(format!("{} {} nonce {nonce}", self.options.seed, self.id));
+        self.made_up_hash(nonce, "nonce")
+    }
+
+    pub(crate) fn made_up_hash(&self, nonce: u64, of: &str) -> String {
+        let digest = Sha256::digest(format!("{} {} {of} {nonce}", self.options.seed, self.id));
         format!("0x{}", hex::encode(digest))
     }
 
@@ -277,7 +289,7 @@ impl SimRelayer {
             self.numbers.remove(&id);
         }
         if let (false, false, Some(nonce)) = (entry.record.status.is_final(), entry.broadcast, entry.record.nonce) {
-            self.nonce_gaps.insert(nonce);
+            self.open_gap(nonce, self.now_ms);
         }
         if self.is_audited() {
             self.forgotten.push(entry.record);

@@ -2,11 +2,13 @@
 
 use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
+use uuid::Uuid;
 
 use crate::{
     answers::{Page, failure, find, json_body, success, text},
     api::{DISABLED_DETAILS, SimResponse},
     core::{Entry, SimRelayer},
+    faults::SecondMemory,
     options::Dialect,
     plan::millis,
     record::{Record, Status, timestamp},
@@ -103,6 +105,23 @@ impl SimRelayer {
         }
     }
 
+    /// One record as this answer's memory has it.
+    pub(crate) fn shown_record(&self, now_ms: i64, id: &str) -> Option<&Record> {
+        let record = self.record(now_ms, id)?;
+        let entry = self.entry(*self.numbers.get(&Uuid::try_parse(id).ok()?)?)?;
+        self.is_in_memory(entry, now_ms).then_some(record)
+    }
+
+    /// Whether the memory that gives the present answer has this record.
+    fn is_in_memory(&self, entry: &Entry, now_ms: i64) -> bool {
+        let second = self.answers_given.is_multiple_of(2);
+        match self.faults.second_memory {
+            Some(SecondMemory::Behind(by)) if second => entry.stored_at_ms <= now_ms.saturating_sub(millis(by)),
+            Some(SecondMemory::Split) => entry.number.is_multiple_of(2) == second,
+            _ => true,
+        }
+    }
+
     pub(crate) fn list_transactions(&self, now_ms: i64, query: &str) -> SimResponse {
         let status = match find(query, "status").map(|text| Status::parse(text).ok_or(text)) {
             None => None,
@@ -120,14 +139,24 @@ impl SimRelayer {
                 && self.is_retained(entry, now_ms)
                 && (faults.late_by.is_zero() || entry.stored_at_ms <= listed_until_ms)
                 && (faults.omitted.is_empty() || !faults.omitted.contains(&entry.record.id))
+                && !faults.empty
+                && self.is_in_memory(entry, now_ms)
         };
         // Everything is listed in the common case, where counting would cost more than the page.
-        let unfiltered = status.is_none() && self.options.retention.is_none() && *faults == Default::default();
+        let unfiltered = status.is_none()
+            && self.options.retention.is_none()
+            && *faults == Default::default()
+            && self.faults.second_memory.is_none();
         let total = if unfiltered { self.entries.len() } else { self.entries.iter().filter(is_listed).count() };
         let range = page.range(total);
         let entries = self.entries.iter();
-        let (skip, take) = (range.start, range.len());
-        let views: Vec<_> = if faults.oldest_first {
+        let (skip, take) = (range.start, range.len().min(faults.page_max.unwrap_or(usize::MAX)));
+        let views: Vec<_> = if faults.unsorted {
+            let mut listed: Vec<&Entry> = entries.filter(is_listed).collect();
+            // The last digits of an id are random, and stay the same from page to page.
+            listed.sort_by(|one, other| one.record.id[24..].cmp(&other.record.id[24..]));
+            listed.into_iter().skip(skip).take(take).map(|entry| entry.record.view()).collect()
+        } else if faults.oldest_first {
             entries.filter(is_listed).skip(skip).take(take).map(|entry| entry.record.view()).collect()
         } else {
             entries.rev().filter(is_listed).skip(skip).take(take).map(|entry| entry.record.view()).collect()

@@ -193,7 +193,7 @@ impl SimRelayer {
             return None;
         }
         let (lose, reorder, repeat) = (faults.lose, faults.reorder, faults.repeat);
-        let (delay, within, forged) = (faults.delay, faults.reorder_within, faults.forged);
+        let (delay, within, forged, foreign) = (faults.delay, faults.reorder_within, faults.forged, faults.foreign);
         let mut delivery = Delivery::new(record_id.clone(), Some(status), body);
         if self.rng.chance(lose) {
             delivery.lost = true;
@@ -223,6 +223,10 @@ impl SimRelayer {
             self.schedule(now_ms + delay_ms, Work::Webhook(id));
         } else {
             self.enter_line(number, id, now_ms);
+        }
+        if self.rng.chance(foreign) {
+            let body = self.foreign_webhook(number, now_ms)?;
+            self.send_webhook(now_ms, &body);
         }
         for (status, body) in self.outbox.held.remove(&number).unwrap_or_default() {
             let delivery = Delivery::new(record_id.clone(), Some(status), body);
@@ -268,6 +272,19 @@ impl SimRelayer {
             }
         };
         Some(Arc::from(body.expect("a view has text keys only")))
+    }
+
+    /// What another relayer would say if the record were its own and its balance too low.
+    fn foreign_webhook(&mut self, number: u64, now_ms: i64) -> Option<String> {
+        let mut record = self.entry(number)?.record.clone();
+        record.relayer_id = Arc::from("another-relayer");
+        record.from = Arc::from("0x00000000000000000000000000000000000000aa");
+        (record.nonce, record.hash, record.signed) = (None, None, None);
+        (record.sent_at_ms, record.confirmed_at_ms) = (None, None);
+        record.fail(crate::plan::OUT_OF_FUNDS.to_owned());
+        let mut payload = serde_json::to_value(record.view()).expect("a view has text keys only");
+        payload["payload_type"] = json!("transaction");
+        Some(self.notification(now_ms, "transaction_update", payload))
     }
 
     fn notification(&mut self, now_ms: i64, event: &'static str, payload: serde_json::Value) -> String {

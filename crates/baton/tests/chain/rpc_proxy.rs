@@ -70,6 +70,11 @@ impl RpcProxy {
         self.state.requests.lock().unwrap().get(method).copied().unwrap_or_default()
     }
 
+    /// The number of requests by method.
+    pub fn requests(&self) -> BTreeMap<String, usize> {
+        self.state.requests.lock().unwrap().clone()
+    }
+
     /// The distinct signed transactions in all send requests.
     pub fn signed_transactions(&self) -> Vec<String> {
         let mut sent = self.state.sent.lock().unwrap().clone();

@@ -5,10 +5,11 @@
 //! chain** unless they get one: hashes are made up, nothing is signed, and their names say so. Call data that starts
 //! with `0xdeadbeef` then reverts, so that failures can be seen too. With a chain each has its own key and really signs:
 //! `signer` (nonces, sending, following), `node` (what the chain's node says, over `rpc`), `raw_transaction` (encoding and
-//! signature), `signed` (a transaction's signed form). `stored` is a record's way between core and journal.
+//! signature), `signed` (a transaction's signed form). `on_chain` lets the relayers of tests sign too. `stored` is a record's way between core and journal.
 
 mod journal;
 mod node;
+mod on_chain;
 mod raw_transaction;
 mod rpc;
 mod signed;
@@ -20,7 +21,7 @@ mod tests;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use self::{journal::Journal, signer::Signer};
-pub use self::{raw_transaction::Key, signer::ChainOptions};
+pub use self::{on_chain::ChainLink, raw_transaction::Key, signer::ChainOptions};
 use crate::{
     Faults, Mode, RelayerOptions, SimRelayer, SimResponse, Timing,
     answers::failure,

@@ -289,6 +289,18 @@ impl Relayer {
         Ok(())
     }
 
+    #[cfg(feature = "dev")]
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.0.driver
+    }
+
+    /// Fills every known nonce gap with a no-op; returns their number.
+    pub fn fill_gaps(&self) -> usize {
+        let mut filled = 0;
+        self.change(|core, now_ms| filled = core.fill_gaps(now_ms));
+        filled
+    }
+
     fn look<T>(&self, look: impl FnOnce(&SimRelayer) -> T) -> T {
         look(&self.0.driver.lock().core)
     }

@@ -9,6 +9,8 @@ mod answers;
 mod cadence;
 mod disagreement;
 mod errors;
+mod misleading;
+mod signing;
 mod webhooks;
 
 use relayer_sim::{Event, Faults, OutgoingWebhook, RelayerOptions, Reply, SimRelayer, SimRequest, SimResponse};

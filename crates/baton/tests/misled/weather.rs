@@ -1,0 +1,229 @@
+//! What goes wrong, by chance: the faults of each POST and the end of each record by the call's serial number and attempt,
+//! the relayers' misleading answers by time, and kills.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use harness::process::Process;
+use harness::relayer::{
+    DateHeader, Faults, ListFault, Memory, Outcome, PostFault, ReadFault, Relayer, SecondMemory, WebhookFaults,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt, seq::IndexedRandom};
+use serde_json::Value;
+
+use crate::dice;
+use crate::load::serial_of;
+use crate::world::Run;
+
+/// POST faults, each with its share in a thousand.
+fn post_faults() -> Vec<(u32, PostFault)> {
+    let ms = Duration::from_millis;
+    vec![
+        (40, PostFault::ErrorAfterStoring),
+        (30, PostFault::StatusAfterStoring(409)),
+        (30, PostFault::TimeoutAfterStoring),
+        (40, PostFault::CutAfterStoring),
+        (10, PostFault::HangAfterStoring),
+        (20, PostFault::BreakOffAfterStoring),
+        (20, PostFault::GarbledAnswer),
+        (60, PostFault::ExchangedAnswer),
+        (20, PostFault::WrongId),
+        (20, PostFault::IdOfAnother),
+        (20, PostFault::QueueUnavailable),
+        (30, PostFault::ErrorBeforeStoring),
+        (30, PostFault::CutBeforeStoring),
+        (10, PostFault::HangBeforeStoring),
+        (20, PostFault::StoreLate(ms(400))),
+        (20, PostFault::TimeoutThenStore(ms(500))),
+        (20, PostFault::CutThenStore(ms(500))),
+        (10, PostFault::HangThenStore(ms(1000))),
+        (20, PostFault::Slow(ms(700))),
+        (20, PostFault::RateLimited),
+    ]
+}
+
+/// Ends of records, each with its share in a thousand.
+fn outcomes() -> Vec<(u32, Outcome)> {
+    vec![
+        (90, Outcome::FailedButExecuted),
+        (50, Outcome::GivenUp),
+        (60, Outcome::Stuck),
+        (60, Outcome::GasBumped),
+        (30, Outcome::NoOp),
+        (20, Outcome::Canceled),
+        (30, Outcome::WithoutJob),
+        (30, Outcome::NeverSigned("Insufficient balance: Relayer balance 0 is insufficient to cover 1".to_owned())),
+    ]
+}
+
+fn pick<T: Clone>(from: &[(u32, T)], rng: &mut StdRng) -> Option<T> {
+    let mut drawn = rng.random_range(0..1000_u32);
+    for (share, what) in from {
+        if drawn < *share {
+            return Some(what.clone());
+        }
+        drawn -= share;
+    }
+    None
+}
+
+/// Names, how often each struck.
+pub type Struck = Arc<Mutex<std::collections::BTreeMap<String, usize>>>;
+
+/// The faults and kills of one run.
+pub struct Storm {
+    run: Run,
+    relayers: Vec<Relayer>,
+    pub struck: Struck,
+    pub relayers_killed: AtomicUsize,
+    pub consumers_killed: AtomicUsize,
+}
+
+impl Storm {
+    pub fn new(run: &Run, relayers: &[Relayer]) -> Self {
+        let struck = Struck::default();
+        let attempts: Arc<Mutex<HashMap<usize, u64>>> = Arc::default();
+        for (index, relayer) in relayers.iter().enumerate() {
+            relayer.set_faults(calm(run, index));
+            let (seed, quiet, sent_twice) = (run.seed, run.calm, run.sent_twice);
+            let counted = Arc::clone(&attempts);
+            relayer.set_post_rule(move |request| {
+                let serial = serial(request)?;
+                let mut attempts = counted.lock().unwrap();
+                let attempt = attempts.entry(serial).or_default();
+                *attempt += 1;
+                let mut rng = dice(&[seed, 4, serial as u64, *attempt]);
+                if quiet { None } else { pick(&post_faults(), &mut rng) }
+            });
+            let (counted, struck) = (Arc::clone(&attempts), Arc::clone(&struck));
+            relayer.set_outcome_rule(move |request| {
+                let serial = serial(request)?;
+                let attempt = counted.lock().unwrap().get(&serial).copied().unwrap_or_default();
+                let mut rng = dice(&[seed, 5, serial as u64, attempt]);
+                let outcome = match (quiet, sent_twice) {
+                    (true, true) => rng.random_ratio(1, 10).then_some(Outcome::SentTwice),
+                    (true, false) => None,
+                    _ => pick(&outcomes(), &mut rng),
+                };
+                if let Some(outcome) = &outcome {
+                    let name = format!("{outcome:?}").split('(').next().unwrap_or_default().to_owned();
+                    *struck.lock().unwrap().entry(name).or_default() += 1;
+                }
+                outcome
+            });
+        }
+        let (relayers_killed, consumers_killed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { run: run.clone(), relayers: relayers.to_vec(), struck, relayers_killed, consumers_killed }
+    }
+
+    /// Changes what the relayers answer, and kills one of them now and then.
+    pub async fn over_relayers(&self, over: &AtomicBool) {
+        if self.run.calm {
+            return;
+        }
+        let mut rng = dice(&[self.run.seed, 6]);
+        while !over.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(200..600))).await;
+            let index = rng.random_range(0..self.relayers.len());
+            let relayer = &self.relayers[index];
+            relayer.set_faults(misleading(&self.run, index, &mut rng));
+            if !rng.random_ratio(1, 6) {
+                continue;
+            }
+            self.relayers_killed.fetch_add(1, Ordering::Relaxed);
+            relayer.stop().await;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(100..2000))).await;
+            let memory =
+                *[Memory::Keep, Memory::ForgetLast(Duration::from_secs(3)), Memory::LoseJobs(Duration::from_secs(1))]
+                    .choose(&mut rng)
+                    .unwrap();
+            let name = format!("killed: {memory:?}").split('(').next().unwrap_or_default().to_owned();
+            *self.struck.lock().unwrap().entry(name).or_default() += 1;
+            relayer.restart(memory).await;
+        }
+    }
+
+    /// Kills one of the consumers every few seconds.
+    pub async fn over_consumers(&self, consumers: &mut [Process], over: &AtomicBool) {
+        if self.run.calm {
+            return;
+        }
+        let mut rng = dice(&[self.run.seed, 7]);
+        while !over.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(1500..4500))).await;
+            let consumer = rng.random_range(0..consumers.len());
+            consumers[consumer].kill9().await.unwrap();
+            self.consumers_killed.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..1000))).await;
+            consumers[consumer].restart().await.unwrap();
+        }
+    }
+
+    /// How often each fault struck, at all relayers.
+    pub fn struck(&self) -> Vec<(String, usize)> {
+        let mut all = self.struck.lock().unwrap().clone();
+        for relayer in &self.relayers {
+            for (name, count) in relayer.faults_struck() {
+                *all.entry(name.to_owned()).or_default() += count;
+            }
+        }
+        all.into_iter().collect()
+    }
+}
+
+/// What a relayer is like throughout: its clock, who dates its answers, and webhooks that get lost.
+pub fn calm(run: &Run, index: usize) -> Faults {
+    if run.calm {
+        return Faults::default();
+    }
+    let turned = (index + run.seed as usize) % 3;
+    let (clock_offset_ms, date) =
+        [(0, DateHeader::Own), (-90_000, DateHeader::Proxy), (-90_000, DateHeader::Absent)][turned];
+    let webhooks = WebhookFaults {
+        lose: 0.15,
+        repeat: 0.1,
+        reorder: 0.1,
+        reorder_within: Duration::from_millis(1500),
+        foreign: 0.05,
+        ..WebhookFaults::default()
+    };
+    let gap_filled_after = Some(Duration::from_secs(4));
+    Faults { clock_offset_ms, date, webhooks, gap_filled_after, ..Faults::default() }
+}
+
+/// A relayer that misleads in some ways, and is slow in others.
+fn misleading(run: &Run, index: usize, rng: &mut StdRng) -> Faults {
+    let mut faults = calm(run, index);
+    let three_seconds = Duration::from_secs(3);
+    faults.listing = match rng.random_range(0..10) {
+        0 | 1 => ListFault { late_by: three_seconds, ..ListFault::default() },
+        2 => ListFault { empty: true, ..ListFault::default() },
+        3 => ListFault { unsorted: true, ..ListFault::default() },
+        4 => ListFault { page_max: Some(5), ..ListFault::default() },
+        5 => ListFault { oldest_first: true, ..ListFault::default() },
+        _ => ListFault::default(),
+    };
+    faults.second_memory = match rng.random_range(0..10) {
+        0 => Some(SecondMemory::Behind(three_seconds)),
+        1 => Some(SecondMemory::Split),
+        _ => None,
+    };
+    if rng.random_ratio(1, 4) {
+        let delay = Some(Duration::from_millis(rng.random_range(750..2700)));
+        faults.relayer_reads = ReadFault { delay, ..ReadFault::default() };
+    }
+    if rng.random_ratio(1, 15) {
+        faults.transaction_reads = ReadFault { status: Some(500), ..ReadFault::default() };
+    }
+    if rng.random_ratio(1, 15) {
+        faults.paused = true;
+    }
+    faults
+}
+
+fn serial(request: &Value) -> Option<usize> {
+    serial_of(request["data"].as_str()?)
+}
