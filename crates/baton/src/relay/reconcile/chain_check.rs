@@ -177,7 +177,9 @@ impl ChainCheck {
                 match word {
                     // The relayer's word that a no-op took its place is now proven.
                     RelayerWord::Says(said) if confirmed => {
-                        self.guarded.apply(row.id, said, Origin::Chain).await?;
+                        let mut proven = said.clone();
+                        (proven.hash, proven.block_number) = (Some(other.hash.to_string()), Some(other.block));
+                        self.guarded.apply(row.id, &proven, Origin::Chain).await?;
                         Ok(Looked::Settled)
                     }
                     RelayerWord::Says(said) if said.status.is_over() => self.not_executed(row, &why).await,

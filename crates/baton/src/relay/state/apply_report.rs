@@ -117,15 +117,19 @@ impl Transaction {
         timings: &Timings,
     ) -> Verdict {
         let Some(binding) = self.binding.as_ref().filter(|binding| binding.tx_id == report.tx_id) else {
-            // That relayer failed it unsigned, and another relayer has taken it since.
+            // The row has left that relayer: it failed the record unsigned, or the chain proved that it was not made.
+            let mined = matches!(report.status, ReportedStatus::Confirmed | ReportedStatus::Open(Progress::Mined));
             return match &report.hash {
-                Some(hash) => Verdict::DoubleSend(Step::new(
+                Some(hash) if mined && self.call.is_still(report) => Verdict::DoubleSend(Step::new(
                     "double-send",
-                    format!("{} was failed as never signed and now has hash {hash}", report.tx_id),
+                    format!("{}, which was given up, is on the chain after all, with hash {hash}", report.tx_id),
                 )),
-                None => Verdict::Ignore("the transaction is no longer with that relayer"),
+                _ => Verdict::Ignore("the transaction is no longer with that relayer"),
             };
         };
+        if self.is_of_another_account(report) {
+            return Verdict::Ignore("it is about a transaction of another account");
+        }
         if self.status.is_final() {
             return self.report_after_final(report);
         }
@@ -182,6 +186,13 @@ impl Transaction {
         }
     }
 
+    /// Whether the report is about another account's transaction than the relayer answered with when it took this one:
+    /// another relayer's webhook, or an exchanged answer.
+    pub fn is_of_another_account(&self, report: &Report) -> bool {
+        let address = |text: &Option<String>| text.as_deref().and_then(|text| text.parse::<Address>().ok());
+        address(&self.from).zip(address(&report.from)).is_some_and(|(known, said)| known != said)
+    }
+
     /// Whether the chain must confirm this report before it counts. A relayer is wrong about signed transactions more
     /// often than about anything else: it broadcasts, fails to store that, and later finds its nonce used.
     pub fn needs_chain(&self, report: &Report) -> bool {
@@ -191,7 +202,7 @@ impl Transaction {
             ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
             ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
         };
-        bound && ended && !self.status.is_final()
+        bound && ended && !self.status.is_final() && !self.is_of_another_account(report)
     }
 
     /// Whether the relayer has ever signed it, as far as it has said.

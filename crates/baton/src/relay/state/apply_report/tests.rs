@@ -334,3 +334,30 @@ fn a_final_report_that_waits_for_the_chain_is_kept_without_its_call_data() {
     let ended = after(&waiting, &word(ReportedStatus::Confirmed));
     assert_eq!(ended.relayer_says, None);
 }
+
+#[test]
+fn another_relayers_report_about_this_id_changes_nothing() {
+    let mut row = submitted();
+    row.from = Some("0x70997970C51812dc3A010C7d01b50e0d17dc79C8".into());
+    for status in [ReportedStatus::Failed, ReportedStatus::Confirmed, ReportedStatus::Open(Progress::Mined)] {
+        let verdict =
+            row.report(&word(status), Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+        assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
+        assert!(!row.needs_chain(&word(status)));
+    }
+}
+
+#[test]
+fn a_record_that_the_row_has_left_is_an_alarm_only_if_it_made_the_call() {
+    let left = |status| Report { tx_id: RelayerTxId("left".into()), ..word(status) };
+    let verdict = |report: &Report| {
+        submitted().report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT)
+    };
+    assert!(matches!(verdict(&left(ReportedStatus::Confirmed)), Verdict::DoubleSend(_)));
+    for status in [ReportedStatus::Failed, ReportedStatus::Open(Progress::Submitted)] {
+        assert!(matches!(verdict(&left(status)), Verdict::Ignore(_)), "{status:?}");
+    }
+    let mut no_op = left(ReportedStatus::Confirmed);
+    (no_op.to, no_op.value, no_op.data) = (no_op.from.clone(), Some(U256::ZERO), Some("0x".into()));
+    assert!(matches!(verdict(&no_op), Verdict::Ignore(_)));
+}
