@@ -56,7 +56,7 @@ impl RelayerListing {
         bound: &HashSet<RelayerTxId>,
         rivals: EqualClaims<'_>,
     ) -> Finding<'a> {
-        let since = case.claim.at - self.behind - case.slip;
+        let since = self.since(case);
         let is_since = |record: &Report| record.created_at.is_none_or(|created| created >= since);
         let free: Vec<&Report> =
             self.records.iter().filter(|record| !bound.contains(&record.tx_id) && is_since(record)).collect();
@@ -66,8 +66,8 @@ impl RelayerListing {
         if let Some(record) = ours.iter().find(matching) {
             return Finding::Bind(record);
         }
-        let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free) };
-        let absence = self.judge_absence(case, since, &ours);
+        let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, &free) };
+        let absence = self.judge_absence(case, &ours);
         let unproven = matches!(absence, Finding::Unproven(_)) && self.read_at >= case.unknown.open_until;
         let over = case.over || Mutation::TakesWhileOpen.is_on();
         if (absence != Finding::Absent || !over) && !(unproven && Mutation::TakesUnproven.is_on()) {
@@ -80,8 +80,19 @@ impl RelayerListing {
         Finding::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
     }
 
+    /// Whether it shows a record from before the claim: one of ours, or any other.
+    pub fn shows_memory(&self, case: LostSubmission<'_>) -> bool {
+        let since = self.since(case);
+        self.kept_since.is_some_and(|bound| bound < case.claim.at) || self.oldest.is_some_and(|oldest| oldest < since)
+    }
+
+    /// The earliest creation time, by the relayer's clock, of a record of this submission.
+    fn since(&self, case: LostSubmission<'_>) -> Timestamp {
+        case.claim.at - self.behind - case.slip
+    }
+
     /// The finding when none of these records is the submission.
-    fn judge_absence(&self, case: LostSubmission<'_>, since: Timestamp, records: &[&Report]) -> Finding<'static> {
+    fn judge_absence(&self, case: LostSubmission<'_>, records: &[&Report]) -> Finding<'static> {
         if let Some(why) = self.unproven {
             return Finding::Unproven(why);
         }
@@ -91,9 +102,8 @@ impl RelayerListing {
         // Either a record of ours from before, or any record from before the claim, shows that the relayer has kept its
         // records. Without one, a relayer that did not answer may have crashed and lost all of them; after an answer, or
         // after a crash of our own consumer, there is no reason to suspect that.
-        let shows_ours = self.kept_since.is_some_and(|bound| bound < case.claim.at);
-        let kept = shows_ours || self.oldest.is_some_and(|oldest| oldest < since);
-        if !kept && case.unknown.kind.is_silence() && !Mutation::NoMemoryProof.is_on() {
+        let silent = case.unknown.kind.is_silence() && !Mutation::NoMemoryProof.is_on();
+        if silent && !self.shows_memory(case) {
             return Finding::Unproven("the relayer fell silent and shows nothing from before");
         }
         Finding::Absent
@@ -120,6 +130,14 @@ pub enum EqualClaims<'a> {
 }
 
 impl EqualClaims<'_> {
+    /// Whether there is one.
+    pub fn any(self) -> bool {
+        match self {
+            Self::Calls(calls) => !calls.is_empty(),
+            Self::TooMany => true,
+        }
+    }
+
     fn want(self, record: &Report) -> bool {
         match self {
             Self::Calls(calls) => calls.iter().any(|call| call.matches(record)),

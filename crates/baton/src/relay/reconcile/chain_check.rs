@@ -102,8 +102,7 @@ impl ChainCheck {
         if unknown && binding.forgotten_since.is_none() {
             warn!(transactionId = %row.id, action = "outcome_unknown", "the chain does not tell what became of it: {why}");
             if confirmed {
-                counter!("baton_unfounded_confirmations_total").increment(1);
-                error!(transactionId = %row.id, action = "unfounded_confirmation", "the relayer says confirmed, and the chain does not have it");
+                unfounded_confirmation(row);
             }
         }
         let decide = |now_row: &Transaction| match (&now_row.binding, unknown) {
@@ -175,14 +174,19 @@ impl ChainCheck {
             ChainFinding::NonceLost(other) => {
                 let why = format!("another call ({}) used its nonce {}", other.hash, other.nonce);
                 match word {
-                    // The relayer's word that a no-op took its place is now proven.
-                    RelayerWord::Says(said) if confirmed => {
+                    // The relayer's word that a no-op, or another call, took its place is now proven.
+                    RelayerWord::Says(said) if confirmed && !row.call.is_still(said) => {
                         let mut proven = said.clone();
                         (proven.hash, proven.block_number) = (Some(other.hash.to_string()), Some(other.block));
                         self.guarded.apply(row.id, &proven, Origin::Chain).await?;
                         Ok(Looked::Settled)
                     }
-                    RelayerWord::Says(said) if said.status.is_over() => self.not_executed(row, &why).await,
+                    RelayerWord::Says(said) if said.status.is_over() => {
+                        if confirmed {
+                            unfounded_confirmation(row);
+                        }
+                        self.not_executed(row, &why).await
+                    }
                     RelayerWord::Forgotten if self.is_long_forgotten(row) => self.not_executed(row, &why).await,
                     _ => {
                         Ok(Looked::Open("another call used its nonce, but the relayer has not given it up".to_owned()))
@@ -308,6 +312,11 @@ impl ChainCheck {
             Updated::Refused(refused, _) => Ok(Looked::Open(refused.to_string())),
         }
     }
+}
+
+fn unfounded_confirmation(row: &Transaction) {
+    counter!("baton_unfounded_confirmations_total").increment(1);
+    error!(transactionId = %row.id, action = "unfounded_confirmation", "the relayer says confirmed, and the chain does not have it");
 }
 
 /// The earliest time at which a transaction of this row can be in a block.

@@ -4,7 +4,7 @@
 //! A relayer takes no idempotency key, so this search is the only protection against a double payment after a lost answer.
 //! [`crate::relay::reconcile::absence_proof`] defines what counts as proof.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -197,10 +197,9 @@ impl UnknownOutcomes {
     ) -> Result<(), StoreError> {
         let calls = absence_proof::rivals(&unresolved.row, claims);
         let rivals = if claims.len() < CLAIMS_COMPARED_MAX { EqualClaims::Calls(&calls) } else { EqualClaims::TooMany };
-        let ids: Vec<RelayerTxId> = listing.records.iter().map(|record| record.tx_id.clone()).collect();
         let case = unresolved.case(listing, &self.guarded.clock, &self.guarded.timings);
         let finding = loop {
-            let bound = self.guarded.store.bound_among(&ids).await?.into_iter().collect();
+            let bound = self.owned_records(unresolved, listing).await?;
             match listing.judge(case, &bound, rivals) {
                 // If another row was bound to the record first, judge again.
                 Finding::Bind(record) => {
@@ -215,7 +214,7 @@ impl UnknownOutcomes {
         if unproven.is_some() {
             counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
         }
-        if !self.chain_allows_resend(unresolved, listing, unproven).await? {
+        if !self.chain_allows_resend(unresolved, case, listing, rivals.any(), unproven).await? {
             return Ok(());
         }
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
@@ -233,12 +232,35 @@ impl UnknownOutcomes {
         Ok(())
     }
 
+    /// The listed records that belong to a row, by the relayer's id or, if a row was bound to the chain's transaction, by
+    /// their nonce.
+    async fn owned_records(
+        &self,
+        unresolved: &UnresolvedClaim,
+        listing: &RelayerListing,
+    ) -> Result<HashSet<RelayerTxId>, StoreError> {
+        let store = &self.guarded.store;
+        let ids: Vec<RelayerTxId> = listing.records.iter().map(|record| record.tx_id.clone()).collect();
+        let mut owned: HashSet<RelayerTxId> = store.bound_among(&ids).await?.into_iter().collect();
+        let free = listing.records.iter().filter(|record| !owned.contains(&record.tx_id));
+        let signed: Vec<(u64, &RelayerTxId)> = free.filter_map(|record| Some((record.nonce?, &record.tx_id))).collect();
+        let nonces: Vec<u64> = signed.iter().map(|(nonce, _)| *nonce).collect();
+        if self.chain.is_some() && !nonces.is_empty() {
+            let owners = store.nonce_owners(&unresolved.claim.relayer, &nonces).await?;
+            let taken = |nonce: u64| owners.iter().any(|(known, _)| *known == nonce);
+            let by_nonce: Vec<RelayerTxId> =
+                signed.into_iter().filter(|(nonce, _)| taken(*nonce)).map(|(_, tx_id)| tx_id.clone()).collect();
+            owned.extend(by_nonce);
+        }
+        Ok(owned)
+    }
+
     /// The relayer gives no list. A call that the chain shows is settled all the same; everything else waits.
     async fn found_on_chain_or_postponed(&self, unresolved: &UnresolvedClaim, why: &str) -> Result<(), StoreError> {
         let one = std::slice::from_ref(unresolved);
         let Some(chain) = &self.chain else { return self.postpone(one, why).await };
         match chain.claim(&unresolved.row, &unresolved.claim, None).await? {
-            ClaimOnChain::Executed(mined, from) => self.bind_mined(unresolved, chain, &mined, from).await,
+            ClaimOnChain::Executed(mined, from) => self.bind_mined(unresolved, chain, &mined, from, None).await,
             ClaimOnChain::Open(_) | ClaimOnChain::Clear => self.postpone(one, why).await,
         }
     }
@@ -251,7 +273,9 @@ impl UnknownOutcomes {
     async fn chain_allows_resend(
         &self,
         unresolved: &UnresolvedClaim,
+        case: LostSubmission<'_>,
         listing: &RelayerListing,
+        rivals: bool,
         unproven: Option<&'static str>,
     ) -> Result<bool, StoreError> {
         let UnresolvedClaim { row, claim, .. } = unresolved;
@@ -262,40 +286,60 @@ impl UnknownOutcomes {
             }
             return Ok(unproven.is_none());
         };
+        let young = self.guarded.clock.now().since(claim.at) < self.guarded.timings.unproven_wait;
+        // A transaction on the chain may be an equal claim's. Taken while our own submission can still arrive, it would
+        // make that claim look absent, and both calls would be made again.
+        if rivals && !case.over && young {
+            if let Some(why) = unproven {
+                self.postpone(one, why).await?;
+            }
+            return Ok(unproven.is_none());
+        }
         match chain.claim(row, claim, Some(listing)).await? {
             ClaimOnChain::Executed(mined, from) => {
-                self.bind_mined(unresolved, chain, &mined, from).await?;
+                self.bind_mined(unresolved, chain, &mined, from, Some(listing)).await?;
                 Ok(false)
             }
             ClaimOnChain::Open(why) => {
                 self.postpone(one, &why).await?;
                 Ok(false)
             }
-            ClaimOnChain::Clear => match unproven {
-                Some(why) if self.guarded.clock.now().since(claim.at) < self.guarded.timings.unproven_wait => {
+            ClaimOnChain::Clear => {
+                // A list without anything from before the claim may be empty by mistake.
+                let why = unproven.or_else(|| (!listing.shows_memory(case)).then_some("its list shows nothing older"));
+                if let Some(why) = why.filter(|_| young) {
                     self.postpone(one, why).await?;
-                    Ok(false)
+                    return Ok(false);
                 }
-                _ => Ok(true),
-            },
+                Ok(true)
+            }
         }
     }
 
-    /// The chain has the call, under a record that the relayer does not show. The row is bound to the chain's transaction,
-    /// which no other row can then be bound to.
+    /// The chain has the call. If the relayer lists a record with that nonce, the row is bound to the record; if not, to the
+    /// chain's transaction. Either way no other row can then be bound to it: the nonce is stored with the binding.
     async fn bind_mined(
         &self,
         unresolved: &UnresolvedClaim,
         chain: &ChainCheck,
         mined: &AccountTransaction,
         from: Address,
+        listing: Option<&RelayerListing>,
     ) -> Result<(), StoreError> {
+        let same = |record: &&Report| record.nonce == Some(mined.nonce) && unresolved.row.call.is_still(record);
+        if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same)) {
+            return self.bind(unresolved, record).await.map(|_| ());
+        }
         let Some(receipt) = chain.receipt(mined).await else { return Ok(()) };
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
         let tx_id = RelayerTxId(format!("chain:{}", mined.hash));
         let sender = from.to_checksum(None);
         let bind = |row: &Transaction| {
-            row.bind(token, &tx_id, Some(&sender), "found on the chain", now, &self.guarded.timings)
+            let mut moved = row.bind(token, &tx_id, Some(&sender), "found on the chain", now, &self.guarded.timings)?;
+            if let Some(binding) = &mut moved.transaction.binding {
+                binding.nonce = Some(mined.nonce);
+            }
+            Ok(moved)
         };
         match self.guarded.update(unresolved.row.id, bind).await {
             Ok(Updated::Moved(row)) => {
