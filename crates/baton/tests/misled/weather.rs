@@ -162,6 +162,11 @@ impl Storm {
         }
     }
 
+    /// The POSTs that relayers send twice.
+    pub fn sent_twice(&self) -> usize {
+        self.struck.lock().unwrap().get("SentTwice").copied().unwrap_or_default()
+    }
+
     /// How often each fault struck, at all relayers.
     pub fn struck(&self) -> Vec<(String, usize)> {
         let mut all = self.struck.lock().unwrap().clone();
