@@ -64,7 +64,7 @@ pub struct World {
     pub accounts: Vec<Address>,
     pub links: Vec<Arc<ChainLink>>,
     pub target: Address,
-    _miner: Miner,
+    miner: Miner,
     _servers: Servers,
 }
 
@@ -93,7 +93,7 @@ impl World {
             links.push(relayer.join_chain(ChainOptions { rpc, key, well_known: false }).await.unwrap());
         }
         let accounts = keys.iter().map(PrivateKeySigner::address).collect();
-        Self { run, chain, rpc, relay, accounts, links, target, _miner: miner, _servers: servers }
+        Self { run, chain, rpc, relay, accounts, links, target, miner, _servers: servers }
     }
 
     /// Sends everything under faults and kills, lets it come to rest, and reads the chain.
@@ -107,8 +107,12 @@ impl World {
             over.store(true, Ordering::Relaxed);
             sent
         };
-        let (sent, (), ()) =
-            tokio::join!(sending, storm.over_relayers(&over), storm.over_consumers(&mut self.relay.consumers, &over));
+        let (sent, (), (), ()) = tokio::join!(
+            sending,
+            storm.over_relayers(&over),
+            storm.over_consumers(&mut self.relay.consumers, &over),
+            storm.over_chain(&self.miner.frozen, &over)
+        );
         let sent_for = started.elapsed();
         for (index, relayer) in self.relay.relayers.iter().enumerate() {
             relayer.set_faults(calm(&self.run, index));
@@ -198,23 +202,30 @@ async fn deploy(chain: &Chain) -> Address {
     receipt.contract_address.expect("it was created")
 }
 
-/// Mines a block every [`BLOCK`] until it is dropped.
-struct Miner(JoinHandle<()>);
+/// Mines a block every [`BLOCK`] until it is dropped, except while the chain is frozen.
+struct Miner {
+    frozen: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
 
 impl Miner {
     fn start(chain: &Chain) -> Self {
-        let chain = chain.clone();
-        Self(tokio::spawn(async move {
+        let (chain, frozen) = (chain.clone(), Arc::new(AtomicBool::new(false)));
+        let is_frozen = Arc::clone(&frozen);
+        let task = tokio::spawn(async move {
             loop {
-                chain.mine().await;
+                if !is_frozen.load(Ordering::Relaxed) {
+                    chain.mine().await;
+                }
                 tokio::time::sleep(BLOCK).await;
             }
-        }))
+        });
+        Self { frozen, task }
     }
 }
 
 impl Drop for Miner {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
