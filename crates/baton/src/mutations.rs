@@ -15,6 +15,10 @@ pub enum Mutation {
     TakesOldest,
     /// Lets a consumer act on a claim that it has lost.
     NoToken,
+    /// Takes a relayer that has lost records for one that has kept them.
+    NoMemoryProof,
+    /// Believes a list of transactions that contradicts itself.
+    TrustsAnyList,
 }
 
 #[cfg(feature = "mutations")]

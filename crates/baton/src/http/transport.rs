@@ -18,7 +18,7 @@ pub trait Transport: Send + Sync + 'static {
 /// A request.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// GET or POST.
+    /// GET, POST or DELETE.
     pub method: Method,
     /// The full URL.
     pub url: String,

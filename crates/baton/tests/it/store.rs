@@ -19,6 +19,8 @@ mod lossy_link;
 mod mysql;
 mod mysql_connection;
 
+use std::time::Duration;
+
 use baton::config::RelayMode;
 use baton::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
@@ -42,7 +44,7 @@ on_every_database! {
     a_batch_with_a_duplicate_row_inserts_nothing
     due_rows_are_oldest_first_and_never_final
     lists_are_filtered_and_paged_newest_first
-    bound_before_returns_the_last_row_bound_before_a_time
+    the_records_bound_last_to_a_relayer_are_known
     nonces_of_a_relayer_lead_to_their_rows
     concurrent_timeline_steps_get_distinct_numbers
     a_timeline_is_limited_and_keeps_room_for_alarms
@@ -79,6 +81,8 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     last.avoid = Some(RelayerUrl("http://r2".into()));
     (last.attempts, last.reroutes, last.replays, last.auto_replayed) = (1, 2, 3, true);
     last.error_message = Some("x".repeat(100_000));
+    last.relayer_says = Some(json!({ "status": "confirmed", "nonce": 7, "name": "é" }));
+    last.cancel_requested_at = Some(Timestamp(1_700_000_000_456));
     if let Some(binding) = &mut last.binding {
         binding.nonce = Some(u64::from(u32::MAX) + 1);
     }
@@ -92,7 +96,9 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     let bound = fixture.bound("oz-1").await.unwrap();
     fixture.execute("ALTER TABLE transactions DROP COLUMN block_number").await;
     fixture.execute("DELETE FROM schema_version WHERE version >= 3").await;
-    assert_eq!(fixture.migrate().await, 2);
+    fixture.execute("ALTER TABLE transactions DROP COLUMN relayer_says").await;
+    fixture.execute("ALTER TABLE transactions DROP COLUMN cancel_requested_at").await;
+    assert_eq!(fixture.migrate().await, 3);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..report("oz-1", ReportedStatus::Confirmed) };
     let now = now();
@@ -316,16 +322,46 @@ async fn lists_are_filtered_and_paged_newest_first(fixture: &StoreFixture) {
     assert_eq!(list(Filter { from: Some(after), ..Filter::default() }, None, 10).await, []);
 }
 
-async fn bound_before_returns_the_last_row_bound_before_a_time(fixture: &StoreFixture) {
-    let relayer = RelayerUrl("http://r1".into());
+async fn the_records_bound_last_to_a_relayer_are_known(fixture: &StoreFixture) {
+    let (relayer, other) = (RelayerUrl("http://r1".into()), RelayerUrl("http://r2".into()));
     let later = Timestamp(now().0 + 60_000);
-    assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), None);
-    fixture.bound("oz-1").await.unwrap();
-    let second = fixture.bound("oz-2").await.unwrap();
+    let store = &fixture.store;
+    let last = async |relayer: &RelayerUrl, before, max| {
+        let records = store.last_bound(relayer, before, max).await.unwrap();
+        records.into_iter().map(|record| record.tx_id.0).collect::<Vec<_>>()
+    };
+    assert_eq!(last(&relayer, later, 10).await, Vec::<String>::new());
+    let first = fixture.bound("oz-1").await.unwrap();
+    let bound_at = first.binding.as_ref().unwrap().at;
+    // Bound a moment later: the order is by time, to the millisecond.
+    let (claimed, token) = fixture.claimed().await;
+    let second = RelayerTxId("oz-2".into());
+    let moved = claimed
+        .bind(token, &second, None, "it answered", bound_at + Duration::from_millis(5), &fixture.timings)
+        .unwrap();
+    assert!(matches!(store.save(&moved).await.unwrap(), Saved::Yes { .. }));
+    let (on_chain, token) = fixture.claimed().await;
+    let found = RelayerTxId("chain:0x1".into());
+    let found = on_chain.bind(token, &found, None, "found on the chain", later, &fixture.timings).unwrap();
+    assert!(matches!(store.save(&found).await.unwrap(), Saved::Yes { .. }));
     fixture.claimed().await;
-    assert_eq!(fixture.store.bound_before(&relayer, later).await.unwrap(), Some(second));
-    assert_eq!(fixture.store.bound_before(&relayer, Timestamp(1000)).await.unwrap(), None);
-    assert_eq!(fixture.store.bound_before(&RelayerUrl("http://r2".into()), later).await.unwrap(), None);
+    let far = later + Duration::from_secs(60);
+    assert_eq!(last(&relayer, far, 10).await, ["oz-2", "oz-1"], "not the chain's own");
+    assert_eq!(last(&relayer, far, 1).await, ["oz-2"]);
+    assert_eq!(last(&relayer, bound_at + Duration::from_millis(1), 10).await, ["oz-1"]);
+    assert_eq!(last(&relayer, Timestamp(1000), 10).await, Vec::<String>::new());
+    assert_eq!(last(&other, far, 10).await, Vec::<String>::new());
+    let mut open: Vec<_> = store.open_at(&relayer, 10).await.unwrap().into_iter().map(|row| row.id).collect();
+    open.sort();
+    assert_eq!(open, [first.id, claimed.id, on_chain.id]);
+    assert_eq!(store.open_at(&relayer, 2).await.unwrap().len(), 2);
+    assert_eq!(store.open_at(&other, 10).await.unwrap(), []);
+    assert_eq!(store.forgotten_at(&relayer, Timestamp(0)).await.unwrap(), 0);
+    let forgotten = moved.transaction.forgotten(later, later).unwrap();
+    assert!(matches!(store.save(&forgotten).await.unwrap(), Saved::Yes { .. }));
+    assert_eq!(store.forgotten_at(&relayer, later).await.unwrap(), 1);
+    assert_eq!(store.forgotten_at(&relayer, far).await.unwrap(), 0);
+    assert_eq!(store.forgotten_at(&other, Timestamp(0)).await.unwrap(), 0);
 }
 
 async fn concurrent_timeline_steps_get_distinct_numbers(fixture: &StoreFixture) {

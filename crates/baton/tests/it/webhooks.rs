@@ -128,6 +128,26 @@ async fn a_transaction_that_fails_unsigned_is_rerouted_to_another_relayer() {
 }
 
 #[tokio::test]
+async fn a_record_that_its_relayer_does_not_work_on_is_canceled_and_goes_to_another_relayer() {
+    let relay =
+        RelaySetup::relayers(2).env("RECONCILE_SUBMITTED_MS", "300").env("RECONCILE_UNPROVEN_MS", "1500").start().await;
+    for relayer in &relay.relayers {
+        relayer.change_faults(|faults| faults.next_outcomes = [Outcome::WithoutJob].into());
+    }
+    let id = relay.send_serial(1).await;
+    let taken = |index: usize| relay.relayers[index].records().len() == 1;
+    let first =
+        harness::wait::eventually(LATER, "a relayer to take it", || async { (0..2).find(|at| taken(*at)) }).await;
+    relay.relayers[1 - first].change_faults(|faults| faults.next_outcomes.clear());
+    relay.until_status(&id, "confirmed").await;
+    let canceled = &relay.relayers[first].records()[0];
+    assert_eq!((canceled.status, canceled.nonce), (Status::Canceled, None));
+    assert_eq!(relay.relayers[1 - first].records().len(), 1, "the other relayer made the call");
+    let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+    assert!(timeline.to_string().contains("cancel-requested"), "{timeline}");
+}
+
+#[tokio::test]
 async fn a_revert_is_final_with_its_hash_and_reason() {
     let relay = RelaySetup::relayers(1).start().await;
     relay.relayers[0].set_faults(Faults::with_outcome(Outcome::Reverted));

@@ -130,7 +130,7 @@ impl World {
         if node.epoch > 0 || free_no_op || !self.is_within_retention(claim.at) {
             return Ok(());
         }
-        let witness = self.bound_before(&claim.relayer, claim.at).and_then(|witness| witness.binding.clone());
+        let witness = self.last_bound(&claim.relayer, claim.at, 1).pop();
         let silent = claim.unknown.as_ref().is_some_and(|unknown| unknown.kind.is_silence());
         match witness.filter(|binding| self.is_within_retention(binding.at)) {
             None if silent => {

@@ -396,7 +396,7 @@ impl World {
             // A question without an answer.
             return;
         }
-        let reply = self.mutate_reply(node, &packet, reply);
+        let reply = self.mutate_reply(&packet, reply);
         self.reply(node, packet.slot, reply, post);
         self.advance(node);
     }
@@ -446,22 +446,11 @@ impl World {
         None
     }
 
-    fn mutate_reply(&self, node: usize, packet: &Packet, mut reply: Reply) -> Reply {
+    fn mutate_reply(&self, packet: &Packet, mut reply: Reply) -> Reply {
         let Reply::Answer { response, .. } = &mut reply else { return reply };
         match self.mutation {
             Mutation::ErrorIsRefusal if packet.method == Method::POST && response.status == 500 => {
                 response.status = 400;
-            }
-            Mutation::NoMemoryProof if packet.method == Method::GET && response.status == 404 => {
-                let id = packet.path.rsplit('/').next().unwrap_or_default();
-                // Only a witness: a row that is asked for its own sake is not final.
-                let owner =
-                    self.owners.iter().find(|(tx_id, _)| tx_id.0 == id).and_then(|(_, row)| self.index_of(*row));
-                let witness = owner.is_some_and(|row| self.rows[row].status.is_final());
-                if let Some(record) = self.nodes[node].find(id).filter(|_| witness) {
-                    response.status = 200;
-                    response.body = json!({ "success": true, "data": record.to_json() }).to_string().into_bytes();
-                }
             }
             _ => {}
         }

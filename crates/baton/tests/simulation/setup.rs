@@ -154,6 +154,7 @@ impl Mutation {
             Self::TakesUnproven => Some(baton::mutations::Mutation::TakesUnproven),
             Self::TakesOldest => Some(baton::mutations::Mutation::TakesOldest),
             Self::NoToken => Some(baton::mutations::Mutation::NoToken),
+            Self::NoMemoryProof => Some(baton::mutations::Mutation::NoMemoryProof),
             _ => None,
         }
     }

@@ -7,8 +7,8 @@ use baton::relay::state::transaction::{
     ConsumerId, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use baton::relay::store::{
-    Accepted, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
-    TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
+    TimelineEntry, TransactionCounts, TransactionStore,
 };
 use baton::timestamp::Timestamp;
 
@@ -193,8 +193,34 @@ impl TransactionStore for SimStore {
         .await
     }
 
-    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError> {
-        self.read(|world| world.bound_before(relayer, before).cloned()).await
+    async fn last_bound(
+        &self,
+        relayer: &RelayerUrl,
+        before: Timestamp,
+        max: usize,
+    ) -> Result<Vec<BoundRecord>, StoreError> {
+        self.read(|world| world.last_bound(relayer, before, max)).await
+    }
+
+    async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError> {
+        let at = |row: &Transaction| row.binding.as_ref().is_some_and(|binding| binding.relayer == *relayer);
+        self.read(|world| {
+            let mut open = self.rows(world, |row| at(row) && !row.status.is_final());
+            open.truncate(max);
+            open
+        })
+        .await
+    }
+
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError> {
+        self.read(|world| {
+            let forgotten = world.rows.iter().filter(|row| !row.status.is_final()).filter(|row| {
+                let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer);
+                binding.and_then(|binding| binding.forgotten_since).is_some_and(|at| at >= since)
+            });
+            forgotten.count() as u64
+        })
+        .await
     }
 
     async fn nonce_owners(
@@ -298,12 +324,16 @@ impl World {
         taken.map(|(_, nonce, _)| nonce + 1).max().unwrap_or(0)
     }
 
-    pub fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Option<&Transaction> {
-        let made_before = |row: &Transaction| ((row.id.0.as_u128() >> 80) as i64) < before.0;
-        let bound_before = |row: &Transaction| {
-            row.binding.as_ref().is_some_and(|binding| binding.relayer == *relayer && binding.at < before)
+    pub fn last_bound(&self, relayer: &RelayerUrl, before: Timestamp, max: usize) -> Vec<BoundRecord> {
+        let bound = |row: &Transaction| {
+            let binding = row.binding.as_ref()?;
+            let counts = binding.relayer == *relayer && binding.at < before && !binding.tx_id.0.starts_with("chain:");
+            counts.then(|| BoundRecord { tx_id: binding.tx_id.clone(), at: binding.at })
         };
-        self.rows.iter().filter(|row| made_before(row) && bound_before(row)).max_by_key(|row| row.id)
+        let mut bound: Vec<_> = self.rows.iter().filter(|row| !row.imported).filter_map(bound).collect();
+        bound.sort_by_key(|record| std::cmp::Reverse(record.at));
+        bound.truncate(max);
+        bound
     }
 
     fn save(&mut self, moved: &Moved, by: Option<&ConsumerId>) -> Result<Saved, StoreError> {
@@ -405,7 +435,7 @@ impl World {
         };
         let node = &self.nodes[relayer_index(&claim.relayer)];
         let forgot = node.epoch > 0 && node.forgot_at >= claim.at.0;
-        let witness = self.bound_before(&claim.relayer, claim.at).and_then(|row| row.binding.clone());
+        let witness = self.last_bound(&claim.relayer, claim.at, 1).pop();
         let believed = witness.is_some_and(|binding| self.is_within_retention(binding.at));
         if forgot && !believed && !unknown.kind.is_silence() && self.mutation != Mutation::NoMemoryProof {
             self.counters.known_gap += 1;

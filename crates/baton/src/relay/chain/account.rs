@@ -84,15 +84,30 @@ pub struct AccountReader {
     /// Blocks on top of one that make it final.
     finality: u64,
     accounts: Mutex<HashMap<Address, Arc<AsyncMutex<Account>>>>,
+    /// When known blocks were made. A replaced block's time differs by seconds, which does not matter here.
+    block_times: Mutex<BTreeMap<u64, Timestamp>>,
     limits: Mutex<Limits>,
 }
 
-/// What is known of an account's final blocks.
+/// What is known of an account.
 #[derive(Default)]
 struct Account {
-    /// The range that was read: after `since`, up to and including `until`.
+    /// The range of final blocks that was read: after `since`, up to and including `until`.
     range: Option<(u64, u64)>,
     transactions: BTreeMap<u64, AccountTransaction>,
+    /// The blocks after the final ones, as long as the head is the same.
+    tail: Option<Tail>,
+}
+
+/// An account's transactions in the blocks that are not final yet.
+struct Tail {
+    /// Hash of the newest block.
+    head: B256,
+    transactions: Vec<AccountTransaction>,
+    count: u64,
+    count_final: u64,
+    /// Whether the node keeps historical state.
+    historical: bool,
 }
 
 struct Limits {
@@ -110,12 +125,15 @@ const PAUSE: Duration = Duration::from_secs(2);
 const BLOCKS_READ_MAX: u64 = 5_000;
 /// Maximum number of final transactions that are kept of one account.
 const KEPT_MAX: usize = 20_000;
+/// Maximum number of block times that are kept.
+const BLOCK_TIMES_MAX: usize = 20_000;
 
 impl AccountReader {
     /// Reads accounts of this chain; a block is final once `finality` blocks are on top of it.
     pub fn new(chain: Arc<Chain>, clock: Clock, finality: u64) -> Self {
         let limits = Limits { tokens: CALLS_BURST, filled_at: clock.instant(), paused_until: None };
-        Self { chain, clock, finality, accounts: Mutex::default(), limits: Mutex::new(limits) }
+        let (accounts, block_times) = (Mutex::default(), Mutex::default());
+        Self { chain, clock, finality, accounts, block_times, limits: Mutex::new(limits) }
     }
 
     /// The account's transactions in the blocks since `since`, up to the head.
@@ -129,26 +147,18 @@ impl AccountReader {
         let head = self.block("latest").await?;
         let final_block = head.number.saturating_sub(self.finality);
         let from = self.block_before(since, &head).await?;
-        let at_head = self.count(address, head.number).await;
-        let historical = !matches!(at_head, Err(ChainError::Refused { .. }));
-        let count = match at_head {
-            Ok(count) => count,
-            Err(ChainError::Refused { .. }) => self.count_at(address, "latest").await?,
-            Err(error) => return Err(error),
+        let tail = match account.tail.take().filter(|tail| tail.head == head.hash) {
+            Some(tail) => tail,
+            None => self.read_tail(address, &head, final_block).await?,
         };
-        let count_pending = self.count_at(address, "pending").await?.max(count);
-        self.extend_final(&mut account, address, from, final_block, historical).await?;
-        let mut transactions: Vec<AccountTransaction> =
-            account.transactions.values().filter(|known| known.block > from).cloned().collect();
-        let tail_from = final_block.max(from);
-        let (tail, count_final) = self.read(address, tail_from, head.number, historical).await?;
-        transactions.extend(tail);
-        let count_final = count_final.unwrap_or_else(|| {
-            let open = transactions.iter().filter(|transaction| transaction.block > final_block).count() as u64;
-            count.saturating_sub(open)
-        });
+        let count_pending = self.count_at(address, "pending").await?.max(tail.count);
+        self.extend_final(&mut account, address, from, final_block, tail.historical).await?;
+        let known = account.transactions.values().chain(&tail.transactions);
+        let mut transactions: Vec<AccountTransaction> = known.filter(|known| known.block > from).cloned().collect();
         transactions.sort_by_key(|transaction| transaction.nonce);
         transactions.dedup_by_key(|transaction| transaction.nonce);
+        let (count, count_final) = (tail.count, tail.count_final);
+        account.tail = Some(tail);
         Ok(AccountHistory {
             transactions,
             count,
@@ -189,6 +199,20 @@ impl AccountReader {
     pub async fn revert_reason(&self, from: Address, call: &Call, block: u64) -> Option<String> {
         self.take_token().await.ok()?;
         self.chain.revert_reason(from, call, block).await
+    }
+
+    /// The account's transactions after the final blocks.
+    async fn read_tail(&self, address: Address, head: &Block, final_block: u64) -> Result<Tail, ChainError> {
+        let at_head = self.count(address, head.number).await;
+        let historical = !matches!(at_head, Err(ChainError::Refused { .. }));
+        let count = match at_head {
+            Ok(count) => count,
+            Err(ChainError::Refused { .. }) => self.count_at(address, "latest").await?,
+            Err(error) => return Err(error),
+        };
+        let (transactions, count_final) = self.read(address, final_block, head.number, historical).await?;
+        let count_final = count_final.unwrap_or_else(|| count.saturating_sub(transactions.len() as u64));
+        Ok(Tail { head: head.hash, transactions, count, count_final, historical })
     }
 
     /// Adds the final blocks after `from` that have not been read.
@@ -269,6 +293,7 @@ impl AccountReader {
         from: (u64, u64),
         until: (u64, u64),
     ) -> Result<Vec<AccountTransaction>, ChainError> {
+        let counted = until.1.saturating_sub(from.1);
         let mut found = Vec::new();
         let mut ranges = vec![(from, until)];
         while let Some((from, until)) = ranges.pop() {
@@ -283,6 +308,10 @@ impl AccountReader {
             let middle = (middle, self.count(address, middle).await?);
             ranges.push((from, middle));
             ranges.push((middle, until));
+        }
+        // Counts and blocks from two nodes, or of two branches of the chain, do not add up: nothing is concluded from them.
+        if found.len() as u64 != counted {
+            return Err(ChainError::Unreadable("the blocks and the account's transaction count disagree"));
         }
         Ok(found)
     }
@@ -299,19 +328,44 @@ impl AccountReader {
         if head.at < at {
             return Ok(head.number);
         }
-        let (mut low, mut high, mut step) = (head.number, head.number, 1);
-        while low > 0 {
-            low = low.saturating_sub(step);
-            if self.block(&format!("{low:#x}")).await?.at < at {
-                break;
+        let (mut low, mut high) = self.known_around(at, head.number);
+        let mut step = 1;
+        while low.is_none() && high > 0 {
+            let tried = high.saturating_sub(step);
+            if self.block_time(tried).await? < at {
+                low = Some(tried);
+            } else {
+                (high, step) = (tried, step * 2);
             }
-            (high, step) = (low, step * 2);
         }
+        let Some(mut low) = low else { return Ok(0) };
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            if self.block(&format!("{middle:#x}")).await?.at < at { low = middle } else { high = middle }
+            if self.block_time(middle).await? < at { low = middle } else { high = middle }
         }
         Ok(low)
+    }
+
+    /// The newest known block older than `at`, and the oldest known one that is not; the head if none is known.
+    fn known_around(&self, at: Timestamp, head: u64) -> (Option<u64>, u64) {
+        let mut times = self.block_times.lock().unwrap_or_else(PoisonError::into_inner);
+        // The chain is shorter than what is known: another chain, or a reset one.
+        if times.last_key_value().is_some_and(|(last, _)| *last > head) || times.len() > BLOCK_TIMES_MAX {
+            times.clear();
+        }
+        let older = times.iter().rev().find(|(_, made)| **made < at).map(|(number, _)| *number);
+        let newer = times.iter().find(|(_, made)| **made >= at).map(|(number, _)| *number);
+        let newer = newer.filter(|newer| older.is_none_or(|older| older < *newer));
+        (older.filter(|older| *older < head), newer.unwrap_or(head))
+    }
+
+    async fn block_time(&self, number: u64) -> Result<Timestamp, ChainError> {
+        if let Some(known) = self.block_times.lock().unwrap_or_else(PoisonError::into_inner).get(&number) {
+            return Ok(*known);
+        }
+        let made = self.block(&format!("{number:#x}")).await?.at;
+        self.block_times.lock().unwrap_or_else(PoisonError::into_inner).insert(number, made);
+        Ok(made)
     }
 
     async fn block(&self, which: &str) -> Result<Block, ChainError> {
@@ -319,7 +373,8 @@ impl AccountReader {
         let (number, seconds) = (number(&block["number"]), number(&block["timestamp"]));
         let (number, seconds) = number.zip(seconds).ok_or(ChainError::Unreadable("a block"))?;
         let at = Timestamp(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000));
-        Ok(Block { number, at })
+        let hash = block["hash"].as_str().and_then(|hash| hash.parse().ok());
+        Ok(Block { number, at, hash: hash.ok_or(ChainError::Unreadable("a block's hash"))? })
     }
 
     async fn count(&self, address: Address, block: u64) -> Result<u64, ChainError> {
@@ -370,6 +425,7 @@ impl AccountReader {
 struct Block {
     number: u64,
     at: Timestamp,
+    hash: B256,
 }
 
 /// A mined transaction and its sender; `None` if it is in no block, or cannot be read.

@@ -1,33 +1,19 @@
 //! What a relayer's own list proves about a submission of unknown outcome (pure). A wrong finding here is a double
 //! payment; ADR 4 gives the reason for each rule.
 //!
-//! [`super::unknown_outcomes`] reads the list and acts on the finding. One listing is not enough: `Transaction::absent`
-//! in `state/moves.rs` ends a claim only after a second one.
+//! [`super::relayer_list`] reads the list and checks that it proves itself; [`super::unknown_outcomes`] acts on the
+//! finding. One listing is not enough: `Transaction::absent` in `state/moves.rs` ends a claim only after a second one.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::config::Timings;
 use crate::mutations::Mutation;
+use crate::relay::reconcile::relayer_list::RelayerListing;
 use crate::relay::request::call::Call;
 use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{Claim, RelayerTxId, Transaction, UnknownOutcome};
 use crate::timestamp::Timestamp;
-
-/// The part of a relayer's list that was read.
-#[derive(Debug, Clone)]
-pub struct RelayerListing {
-    /// The relevant records, oldest first.
-    pub records: Vec<Report>,
-    /// Creation time of the oldest record read, relevant or not.
-    pub oldest: Option<Timestamp>,
-    /// Whether the list was read far enough back.
-    pub complete: bool,
-    /// Maximum difference between the relayer's clock and ours.
-    pub skew: Duration,
-    /// When the list was requested.
-    pub read_at: Timestamp,
-}
 
 /// A submission of unknown outcome.
 #[derive(Debug, Clone, Copy)]
@@ -53,33 +39,13 @@ pub enum Finding<'a> {
     Bind(&'a Report),
     /// The relayer does not have it: a stored submission would be listed.
     Absent,
-    /// It is not listed, which proves absence only if the relayer has kept its older records.
-    AskMemory,
     /// It is not found, and this reason prevents a proof.
     Unproven(&'static str),
 }
 
-/// Whether a relayer still has its records from before the claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// It still has them.
-    Kept,
-    /// It has lost them.
-    Lost,
-    /// The relayer did not answer.
-    Unasked,
-    /// Baton knows no earlier record to ask for.
-    Untestable,
-}
-
 impl RelayerListing {
-    /// Whether a record is relevant to any of these calls.
-    pub fn matters<'a>(record: &Report, mut calls: impl Iterator<Item = &'a Call>) -> bool {
-        record.is_no_op() || calls.any(|call| call.is_still(record))
-    }
-
     /// Finds one submission. `bound` are the records that belong to a row, and `rivals` the equal claims at the same
-    /// relayer, both read after the list; `memory` is `None` until the relayer has been asked.
+    /// relayer, both read after the list.
     ///
     /// A record that may belong to an equal claim is bound only if our own submission is proven absent and can no longer
     /// arrive. Otherwise the other row, finding its record taken, is sent again although our submission also arrives. A
@@ -89,9 +55,8 @@ impl RelayerListing {
         case: LostSubmission<'_>,
         bound: &HashSet<RelayerTxId>,
         rivals: EqualClaims<'_>,
-        memory: Option<Memory>,
     ) -> Finding<'a> {
-        let since = case.claim.at - self.skew - case.slip;
+        let since = case.claim.at - self.behind - case.slip;
         let is_since = |record: &Report| record.created_at.is_none_or(|created| created >= since);
         let free: Vec<&Report> =
             self.records.iter().filter(|record| !bound.contains(&record.tx_id) && is_since(record)).collect();
@@ -101,8 +66,8 @@ impl RelayerListing {
         if let Some(record) = ours.iter().find(matching) {
             return Finding::Bind(record);
         }
-        let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free, memory) };
-        let absence = self.judge_absence(case, since, &ours, memory);
+        let Some(oldest) = free.iter().find(matching) else { return self.judge_absence(case, since, &free) };
+        let absence = self.judge_absence(case, since, &ours);
         let unproven = matches!(absence, Finding::Unproven(_)) && self.read_at >= case.unknown.open_until;
         let over = case.over || Mutation::TakesWhileOpen.is_on();
         if (absence != Finding::Absent || !over) && !(unproven && Mutation::TakesUnproven.is_on()) {
@@ -116,34 +81,22 @@ impl RelayerListing {
     }
 
     /// The finding when none of these records is the submission.
-    fn judge_absence(
-        &self,
-        case: LostSubmission<'_>,
-        since: Timestamp,
-        records: &[&Report],
-        memory: Option<Memory>,
-    ) -> Finding<'static> {
-        if !self.complete {
-            return Finding::Unproven("the relayer's list is too long to search");
+    fn judge_absence(&self, case: LostSubmission<'_>, since: Timestamp, records: &[&Report]) -> Finding<'static> {
+        if let Some(why) = self.unproven {
+            return Finding::Unproven(why);
         }
-        if records.iter().any(|record| may_stand_for(record, case, self.skew)) {
+        if records.iter().any(|record| may_stand_for(record, case, self.ahead)) {
             return Finding::Unproven("the relayer has a record that may be this one, or a no-op in its place");
         }
-        if self.oldest.is_some_and(|oldest| oldest < since) {
-            return Finding::Absent;
+        // Either a record of ours from before, or any record from before the claim, shows that the relayer has kept its
+        // records. Without one, a relayer that did not answer may have crashed and lost all of them; after an answer, or
+        // after a crash of our own consumer, there is no reason to suspect that.
+        let shows_ours = self.kept_since.is_some_and(|bound| bound < case.claim.at);
+        let kept = shows_ours || self.oldest.is_some_and(|oldest| oldest < since);
+        if !kept && case.unknown.kind.is_silence() && !Mutation::NoMemoryProof.is_on() {
+            return Finding::Unproven("the relayer fell silent and shows nothing from before");
         }
-        match memory {
-            None => Finding::AskMemory,
-            Some(Memory::Kept) => Finding::Absent,
-            Some(Memory::Lost) => Finding::Unproven("the relayer has forgotten transactions that it had before"),
-            Some(Memory::Unasked) => Finding::Unproven("the relayer could not be asked whether it remembers"),
-            // A relayer that did not answer may have crashed and lost its records. After an answer, or after a crash of
-            // our own consumer, there is no reason to suspect that.
-            Some(Memory::Untestable) if case.unknown.kind.is_silence() => {
-                Finding::Unproven("the relayer fell silent and shows nothing from before")
-            }
-            Some(Memory::Untestable) => Finding::Absent,
-        }
+        Finding::Absent
     }
 }
 
@@ -188,10 +141,10 @@ impl EqualClaims<'_> {
 ///
 /// A no-op that was created after the submission was certainly over fills a gap of nonces: a replaced record keeps the time
 /// at which it was stored. Its reason says so only at first; the relayer overwrites it.
-fn may_stand_for(record: &Report, case: LostSubmission<'_>, skew: Duration) -> bool {
+fn may_stand_for(record: &Report, case: LostSubmission<'_>, ahead: Duration) -> bool {
     let named = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
     let late =
-        record.created_at.is_some_and(|created| created > case.claim.open_until(case.timings) + skew + case.slip);
+        record.created_at.is_some_and(|created| created > case.claim.open_until(case.timings) + ahead + case.slip);
     case.call.may_be(record) || (record.is_no_op() && !named && !late)
 }
 
@@ -239,7 +192,6 @@ mod tests {
         call: Call,
         bound: Vec<&'static str>,
         rivals: Vec<Call>,
-        memory: Option<Memory>,
         over: bool,
     }
 
@@ -247,14 +199,23 @@ mod tests {
         fn about(records: Vec<Report>, oldest: Option<i64>) -> Self {
             let skew = Duration::from_secs(30);
             let (oldest, read_at) = (oldest.map(Timestamp), Timestamp(CLAIMED_AT + 100));
-            let search = RelayerListing { records, oldest, complete: true, skew, read_at };
+            let search = RelayerListing {
+                records,
+                oldest,
+                unproven: None,
+                kept_since: None,
+                behind: skew,
+                ahead: skew,
+                nonces: std::collections::BTreeSet::new(),
+                read_at,
+            };
             let unknown = UnknownOutcome {
                 reason: "t".into(),
                 open_until: Timestamp(0),
                 kind: UnknownCause::Silent,
                 absent_since: None,
             };
-            Self { search, unknown, call: call(), bound: Vec::new(), rivals: Vec::new(), memory: None, over: true }
+            Self { search, unknown, call: call(), bound: Vec::new(), rivals: Vec::new(), over: true }
         }
 
         fn bound(mut self, bound: &[&'static str]) -> Self {
@@ -279,7 +240,7 @@ mod tests {
                 over: self.over,
                 timings: &Timings::DEFAULT,
             };
-            match self.search.judge(case, &bound, EqualClaims::Calls(&self.rivals), self.memory) {
+            match self.search.judge(case, &bound, EqualClaims::Calls(&self.rivals)) {
                 Finding::Bind(record) => format!("bind {}", record.tx_id),
                 other => format!("{other:?}"),
             }
@@ -319,27 +280,40 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_does_not_reach_back_proves_nothing_by_itself() {
-        assert_eq!(judged(vec![], None, &[]), "AskMemory");
-        assert_eq!(judged(vec![], Some(CLAIMED_AT), &[]), "AskMemory");
+    fn a_silent_relayer_must_show_something_from_before() {
+        for (silent, ours, oldest, absent) in [
+            (false, None, None, true),
+            (true, None, None, false),
+            (true, None, Some(CLAIMED_AT), false),
+            (true, Some(CLAIMED_AT - 5), None, true),
+            (true, Some(CLAIMED_AT + 5), None, false),
+            (true, None, Some(CLAIMED_AT - 60_000), true),
+        ] {
+            let mut question = Question::about(vec![], oldest);
+            question.unknown.kind = if silent { UnknownCause::Silent } else { UnknownCause::Orphaned };
+            question.search.kept_since = ours.map(Timestamp);
+            assert_eq!(question.judged() == "Absent", absent, "{silent} {ours:?} {oldest:?}");
+        }
     }
 
     #[test]
-    fn memory_that_cannot_be_tested_is_believed_only_of_a_relayer_that_answered() {
-        for (silent, memory, absent) in [
-            (false, Memory::Kept, true),
-            (true, Memory::Kept, true),
-            (false, Memory::Lost, false),
-            (false, Memory::Unasked, false),
-            (false, Memory::Untestable, true),
-            (true, Memory::Untestable, false),
-        ] {
-            let mut question = Question::about(vec![], None);
-            question.unknown.kind = if silent { UnknownCause::Silent } else { UnknownCause::Orphaned };
-            question.memory = Some(memory);
-            assert_eq!(question.judged() == "Absent", absent, "{silent} {memory:?}");
-        }
+    fn a_list_that_does_not_prove_itself_proves_no_absence_but_what_it_shows_counts() {
+        let mut question = Question::about(vec![], Some(CLAIMED_AT - 60_000));
+        question.search.unproven = Some("not sorted");
+        assert!(question.judged().starts_with("Unproven"));
+        let mut question = Question::about(vec![record("a", CLAIMED_AT)], Some(CLAIMED_AT - 60_000));
+        question.search.unproven = Some("not sorted");
+        assert_eq!(question.judged(), "bind a");
     }
+
+    #[test]
+    fn a_relayer_whose_clock_is_behind_dates_the_record_before_the_claim() {
+        let mut question = Question::about(vec![record("a", CLAIMED_AT - 90_000)], Some(CLAIMED_AT - 120_000));
+        assert_eq!(question.judged(), "Absent");
+        question.search.behind = Duration::from_secs(120);
+        assert_eq!(question.judged(), "bind a");
+    }
+
     #[test]
     fn a_record_that_an_equal_one_may_look_for_is_taken_only_when_ours_cannot_come_any_more() {
         let long_ago = Some(CLAIMED_AT - 60_000);
@@ -356,11 +330,9 @@ mod tests {
     fn a_record_that_an_equal_one_may_look_for_is_not_taken_from_a_relayer_that_may_have_forgotten_ours() {
         let mut question = Question::about(vec![record("a", CLAIMED_AT)], None);
         question.rivals = vec![call()];
-        assert_eq!(question.judged(), "AskMemory");
-        for (memory, judged) in [(Memory::Kept, "bind a"), (Memory::Lost, "Unproven"), (Memory::Unasked, "Unproven")] {
-            question.memory = Some(memory);
-            assert!(question.judged().starts_with(judged), "{memory:?}: {}", question.judged());
-        }
+        assert!(question.judged().starts_with("Unproven"), "{}", question.judged());
+        question.search.kept_since = Some(Timestamp(CLAIMED_AT - 5));
+        assert_eq!(question.judged(), "bind a");
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! prove ([`super::chain_proof`]). Executed → `confirmed`, or `failed` by its receipt, whatever the relayer says. Nonce
 //! lost to another call for good → another relayer takes it. Neither → unknown outcome, looked at again, never sent again.
 //!
+//! [`super::chain_owners`] tells equal calls apart and looks for claims of unknown outcome.
+//!
 //! Only the reconciler asks the chain: accepting, submitting and webhooks never wait for it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,21 +15,21 @@ use serde_json::json;
 use tracing::{error, info, warn};
 
 use crate::relay::chain::ChainError;
-use crate::relay::chain::account::{AccountHistory, AccountReader, AccountTransaction, Receipt};
-use crate::relay::reconcile::chain_proof::{ChainFinding, candidates, judge, open_nonces};
+use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
+use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{Claim, Refused, RelayerTxId, RelayerUrl, Transaction};
+use crate::relay::state::transaction::{Refused, RelayerTxId, RelayerUrl, Transaction};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
 
 /// Looks transactions up on the chain.
 pub struct ChainCheck {
-    reader: AccountReader,
-    guarded: Arc<GuardedStore>,
-    pool: Arc<Pool>,
-    question_timeout: Duration,
+    pub(super) reader: AccountReader,
+    pub(super) guarded: Arc<GuardedStore>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) question_timeout: Duration,
 }
 
 /// What a look at the chain led to.
@@ -40,25 +41,30 @@ pub enum Looked {
     Open(String),
 }
 
-/// What the chain shows of a claim whose outcome is unknown.
-pub enum ClaimOnChain {
-    /// This transaction made the call.
-    Executed(AccountTransaction, Address),
-    /// Every nonce since the claim is accounted for by another call.
-    Clear,
-    /// It may still be mined, or the chain gives no answer.
-    Open(String),
+/// What a row's relayer says of it now.
+#[derive(Debug, Clone, Copy)]
+pub enum RelayerWord<'a> {
+    /// This.
+    Says(&'a Report),
+    /// That it knows no such transaction.
+    Forgotten,
+    /// Nothing.
+    Silent,
+}
+
+impl<'a> RelayerWord<'a> {
+    fn report(self) -> Option<&'a Report> {
+        if let Self::Says(report) = self { Some(report) } else { None }
+    }
 }
 
 /// The clocks of block producers, relayers and our own may differ by this much.
-const CLOCK_MARGIN: Duration = Duration::from_secs(120);
+pub(super) const CLOCK_MARGIN: Duration = Duration::from_secs(120);
 /// A node may be this far behind the relayer's before its silence about a confirmed transaction is an alarm.
 const NODE_BEHIND: Duration = Duration::from_secs(60);
 /// Shortest and longest pause between two looks at one row.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Maximum number of open nonces whose owners are looked up.
-const OPEN_NONCES_MAX: u64 = 1_000;
 
 impl ChainCheck {
     /// Looks up with this reader.
@@ -77,10 +83,11 @@ impl ChainCheck {
         })
     }
 
-    /// Settles a bound row as far as the chain allows. `said` is what the relayer says of it now, if it answers.
-    pub async fn settle(&self, row: &Transaction, said: Option<&Report>) -> Result<Looked, StoreError> {
+    /// Settles a bound row as far as the chain allows.
+    pub async fn settle(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<Looked, StoreError> {
         let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
-        let looked = match self.look(row, said).await {
+        let said = word.report();
+        let looked = match self.look(row, word).await {
             Ok(looked) => looked,
             Err(Trouble::Store(failure)) => return Err(failure),
             Err(Trouble::Chain(failure)) => Looked::Open(format!("the chain gives no answer: {failure}")),
@@ -109,29 +116,53 @@ impl ChainCheck {
         Ok(looked)
     }
 
-    async fn look(&self, row: &Transaction, said: Option<&Report>) -> Result<Looked, Trouble> {
-        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
-        let hash = said.and_then(|said| said.hash.as_deref()).or(row.hash.as_deref());
-        let confirmed = said.is_some_and(|said| said.status == ReportedStatus::Confirmed);
-        if let Some(hash) = hash.and_then(|hash| hash.parse::<B256>().ok())
-            && let Some((mined, from, receipt)) = self.reader.mined(hash).await?
-            && mined.makes(&row.call)
-        {
-            let failed = said.is_some_and(|said| said.status == ReportedStatus::Failed);
-            // Where relayer and receipt agree, the relayer has waited for its confirmations.
-            let agreed = if receipt.succeeded { confirmed } else { failed };
-            if agreed || self.reader.is_final(receipt.block, self.reader.head().await?) {
-                return self.executed(row, &mined, from, receipt, said.filter(|_| agreed)).await;
-            }
-            return Ok(Looked::Open("it is in a block that is not final yet".to_owned()));
+    /// Confirms a row that its relayer has called confirmed, by the hash that the relayer gave. Returns whether the row
+    /// is settled; if not, the relayer must be asked.
+    pub async fn confirm(&self, row: &Transaction, said: &Report) -> Result<bool, StoreError> {
+        if said.status != ReportedStatus::Confirmed {
+            return Ok(false);
         }
+        match self.by_hash(row, Some(said)).await {
+            Ok(looked) => Ok(looked == Some(Looked::Settled)),
+            Err(Trouble::Store(failure)) => Err(failure),
+            Err(Trouble::Chain(_)) => Ok(false),
+        }
+    }
+
+    /// Looks a row up by its hash; `None` if the chain has no transaction of this row under it.
+    async fn by_hash(&self, row: &Transaction, said: Option<&Report>) -> Result<Option<Looked>, Trouble> {
+        let Some(binding) = &row.binding else { return Ok(None) };
+        let hash = said.and_then(|said| said.hash.as_deref()).or(row.hash.as_deref());
+        let Some(hash) = hash.and_then(|hash| hash.parse::<B256>().ok()) else { return Ok(None) };
+        let Some((mined, from, receipt)) = self.reader.mined(hash).await? else { return Ok(None) };
+        // A relayer may show another transaction's hash: the call, its account and its owner must fit.
+        let foreign = self.address(row, &binding.relayer).await.is_some_and(|address| address != from);
+        if foreign || !mined.makes(&row.call) || self.is_taken(row, &binding.relayer, &mined).await? {
+            return Ok(None);
+        }
+        let says = said.map(|said| said.status);
+        // Where relayer and receipt agree, the relayer has waited for its confirmations.
+        let agreed = says == Some(if receipt.succeeded { ReportedStatus::Confirmed } else { ReportedStatus::Failed });
+        if agreed || self.reader.is_final(receipt.block, self.reader.head().await?) {
+            return self.executed(row, &mined, from, receipt, said.filter(|_| agreed)).await.map(Some);
+        }
+        Ok(Some(Looked::Open("it is in a block that is not final yet".to_owned())))
+    }
+
+    async fn look(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<Looked, Trouble> {
+        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
+        let said = word.report();
+        if let Some(looked) = self.by_hash(row, said).await? {
+            return Ok(looked);
+        }
+        let confirmed = said.is_some_and(|said| said.status == ReportedStatus::Confirmed);
         let Some(address) = self.address(row, &binding.relayer).await else {
             return Ok(Looked::Open("the relayer's address is not known".to_owned()));
         };
         let history = self.reader.history(address, since(row, said)).await?;
         let nonce = said.and_then(|said| said.nonce).or(binding.nonce);
-        let taken = self.taken(row, &binding.relayer, nonce, &history).await?;
-        match judge(&row.call, nonce, &history, &taken) {
+        let equal = self.equal_rows(row, &binding.relayer, &history).await?;
+        match judge(&row.call, nonce, &history, &equal) {
             ChainFinding::Executed(mined) => {
                 if !self.reader.is_final(mined.block, history.head) {
                     return Ok(Looked::Open("it is in a block that is not final yet".to_owned()));
@@ -141,83 +172,48 @@ impl ChainCheck {
                 };
                 self.executed(row, mined, address, receipt, None).await
             }
-            ChainFinding::NonceLost(other) => match said.filter(|said| said.status.is_over()) {
-                // The relayer's word that a no-op took its place is now proven.
-                Some(said) if confirmed => {
-                    self.guarded.apply(row.id, said, Origin::Chain).await?;
-                    Ok(Looked::Settled)
+            ChainFinding::NonceLost(other) => {
+                let why = format!("another call ({}) used its nonce {}", other.hash, other.nonce);
+                match word {
+                    // The relayer's word that a no-op took its place is now proven.
+                    RelayerWord::Says(said) if confirmed => {
+                        let mut proven = said.clone();
+                        (proven.hash, proven.block_number) = (Some(other.hash.to_string()), Some(other.block));
+                        self.guarded.apply(row.id, &proven, Origin::Chain).await?;
+                        Ok(Looked::Settled)
+                    }
+                    RelayerWord::Says(said) if said.status.is_over() => self.not_executed(row, &why).await,
+                    RelayerWord::Forgotten if self.is_long_forgotten(row) => self.not_executed(row, &why).await,
+                    _ => {
+                        Ok(Looked::Open("another call used its nonce, but the relayer has not given it up".to_owned()))
+                    }
                 }
-                Some(_) => self.not_executed(row, other).await,
-                None => Ok(Looked::Open("another call used its nonce, but the relayer has not given it up".to_owned())),
-            },
+            }
+            ChainFinding::Contested => Ok(Looked::Open(CONTESTED.to_owned())),
             ChainFinding::Open => Ok(Looked::Open("its nonce is not used for good yet".to_owned())),
-            ChainFinding::Unproven(why) => Ok(Looked::Open(why.to_owned())),
+            // A record that the relayer lost before it signed it. Nothing that waits to be mined may be this call.
+            ChainFinding::Unproven(why) => match word {
+                RelayerWord::Forgotten if nonce.is_none() && row.is_unsigned() && self.is_long_forgotten(row) => {
+                    match self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
+                        Ok(()) => {
+                            self.not_executed(row, "the relayer has lost it and the chain does not have it").await
+                        }
+                        Err(why) => Ok(Looked::Open(why)),
+                    }
+                }
+                _ => Ok(Looked::Open(why.to_owned())),
+            },
         }
     }
 
-    /// Looks for a claimed call among the transactions of its relayer's account since the claim.
-    pub async fn claim(&self, row: &Transaction, claim: &Claim) -> Result<ClaimOnChain, StoreError> {
-        match self.look_for_claim(row, claim).await {
-            Ok(found) => Ok(found),
-            Err(Trouble::Store(failure)) => Err(failure),
-            Err(Trouble::Chain(failure)) => Ok(ClaimOnChain::Open(format!("the chain gives no answer: {failure}"))),
-        }
+    /// Whether the relayer has not known it for so long that it cannot come back: a relayer gives an unsigned record up
+    /// after two minutes.
+    fn is_long_forgotten(&self, row: &Transaction) -> bool {
+        let since = row.binding.as_ref().and_then(|binding| binding.forgotten_since);
+        since.is_some_and(|since| self.guarded.clock.now().since(since) >= self.guarded.timings.unproven_wait)
     }
 
-    async fn look_for_claim(&self, row: &Transaction, claim: &Claim) -> Result<ClaimOnChain, Trouble> {
-        let Some(address) = self.address(row, &claim.relayer).await else {
-            return Ok(ClaimOnChain::Open("the relayer's address is not known".to_owned()));
-        };
-        let slip = self.guarded.clock.slip(claim.at);
-        let history = self.reader.history(address, claim.at - CLOCK_MARGIN - slip).await?;
-        let taken = self.taken(row, &claim.relayer, None, &history).await?;
-        if let ChainFinding::Executed(mined) = judge(&row.call, None, &history, &taken) {
-            return Ok(if self.reader.is_final(mined.block, history.head) {
-                ClaimOnChain::Executed(mined.clone(), address)
-            } else {
-                ClaimOnChain::Open("the call is in a block that is not final yet".to_owned())
-            });
-        }
-        let open = open_nonces(&history);
-        if open.end.saturating_sub(open.start) > OPEN_NONCES_MAX {
-            return Ok(ClaimOnChain::Open("too many transactions of the relayer wait to be mined".to_owned()));
-        }
-        let open: Vec<u64> = open.collect();
-        let owners: HashSet<u64> = self.owners(row, &claim.relayer, &open).await?;
-        Ok(match open.iter().find(|nonce| !owners.contains(nonce)) {
-            Some(nonce) => ClaimOnChain::Open(format!("nonce {nonce} of the relayer is signed and not mined")),
-            None => ClaimOnChain::Clear,
-        })
-    }
-
-    /// The nonces of candidate transactions that belong to other rows.
-    async fn taken(
-        &self,
-        row: &Transaction,
-        relayer: &RelayerUrl,
-        own: Option<u64>,
-        history: &AccountHistory,
-    ) -> Result<HashSet<u64>, StoreError> {
-        let nonces: Vec<u64> =
-            candidates(&row.call, history).map(|found| found.nonce).filter(|nonce| Some(*nonce) != own).collect();
-        self.owners(row, relayer, &nonces).await
-    }
-
-    /// Which of these nonces of a relayer belong to other rows.
-    async fn owners(
-        &self,
-        row: &Transaction,
-        relayer: &RelayerUrl,
-        nonces: &[u64],
-    ) -> Result<HashSet<u64>, StoreError> {
-        if nonces.is_empty() {
-            return Ok(HashSet::new());
-        }
-        let owners = self.guarded.store.nonce_owners(relayer, nonces).await?;
-        Ok(owners.into_iter().filter(|(_, owner)| *owner != row.id).map(|(nonce, _)| nonce).collect())
-    }
-
-    async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {
+    pub(super) async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {
         // What the relayer answers now counts more than what a report said: a report may be another relayer's.
         if let Some(client) = self.pool.ask_one(relayer)
             && let Some(address) = client.address(self.question_timeout).await
@@ -291,13 +287,12 @@ impl ChainCheck {
         self.reader.receipt(mined.hash).await.ok().flatten()
     }
 
-    async fn not_executed(&self, row: &Transaction, other: &AccountTransaction) -> Result<Looked, Trouble> {
+    async fn not_executed(&self, row: &Transaction, why: &str) -> Result<Looked, Trouble> {
         let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
-        let why = format!("another call ({}) used its nonce {}", other.hash, other.nonce);
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
         let decide = |now_row: &Transaction| match &now_row.binding {
             Some(held) if held.tx_id == binding.tx_id => {
-                now_row.not_executed(&why, now, timings).map(|(moved, _)| moved)
+                now_row.not_executed(why, now, timings).map(|(moved, _)| moved)
             }
             _ => Err(MOVED),
         };
@@ -322,10 +317,13 @@ fn since(row: &Transaction, said: Option<&Report>) -> Timestamp {
     bound.min(stored).max(row.created_at) - CLOCK_MARGIN
 }
 
+/// Why a call that was made settles nothing yet.
+pub(super) const CONTESTED: &str = "the call was made, by an equal transaction or by this one";
+
 const MOVED: Refused = Refused::NotPossible("it has moved meanwhile");
 
 /// Why a look has no result.
-enum Trouble {
+pub(super) enum Trouble {
     Chain(ChainError),
     Store(StoreError),
 }

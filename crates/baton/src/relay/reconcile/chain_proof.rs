@@ -18,24 +18,33 @@ pub enum ChainFinding<'a> {
     /// Its nonce is used up for good by this other transaction, and no transaction of the account made the call: it was
     /// certainly not done.
     NonceLost(&'a AccountTransaction),
+    /// The call was made, by this row or by an equal one.
+    Contested,
     /// It may still be mined.
     Open,
     /// The history does not tell, for this reason.
     Unproven(&'static str),
 }
 
-/// Judges a call that its relayer signed with `nonce`, if that is known. `taken` are the nonces that belong to other rows.
-pub fn judge<'a>(
-    call: &Call,
-    nonce: Option<u64>,
-    history: &'a AccountHistory,
-    taken: &HashSet<u64>,
-) -> ChainFinding<'a> {
+/// The rows that make the same call through the same account.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EqualRows {
+    /// The nonces that belong to them.
+    pub taken: HashSet<u64>,
+    /// Whether one of them is at the relayer and its nonce is not known: any transaction may be its own.
+    pub unsigned: bool,
+}
+
+/// Judges a call that its relayer signed with `nonce`, if that is known.
+pub fn judge<'a>(call: &Call, nonce: Option<u64>, history: &'a AccountHistory, equal: &EqualRows) -> ChainFinding<'a> {
     let own = nonce.and_then(|nonce| history.with_nonce(nonce));
-    if let Some(own) = own.filter(|own| own.makes(call)) {
+    if let Some(own) = own.filter(|own| own.makes(call) && !equal.taken.contains(&own.nonce)) {
         return ChainFinding::Executed(own);
     }
-    if let Some(other) = candidates(call, history).find(|candidate| !taken.contains(&candidate.nonce)) {
+    if let Some(other) = candidates(call, history).find(|candidate| !equal.taken.contains(&candidate.nonce)) {
+        if equal.unsigned {
+            return ChainFinding::Contested;
+        }
         return ChainFinding::Executed(other);
     }
     match (nonce, own) {
@@ -55,8 +64,10 @@ pub fn candidates<'a, 'c>(
 }
 
 /// The nonces that are signed or waiting and not yet mined. A submission may be behind any of them that has no owner.
-pub fn open_nonces(history: &AccountHistory) -> std::ops::Range<u64> {
-    history.count..history.count_pending
+/// `next` is the nonce that the relayer signs next, as far as its records and its own counter show: the node's pool does
+/// not count what waits behind a gap.
+pub fn open_nonces(history: &AccountHistory, next: Option<u64>) -> std::ops::Range<u64> {
+    history.count..history.count_pending.max(next.unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -95,14 +106,14 @@ mod tests {
     fn a_call_under_its_own_nonce_was_executed_whatever_the_relayer_says() {
         let (ours, other) = (call("1"), call("2"));
         let history = history(vec![mined(1, &ours), mined(2, &other)]);
-        let found = judge(&ours, Some(1), &history, &HashSet::new());
+        let found = judge(&ours, Some(1), &history, &EqualRows::default());
         assert!(matches!(found, ChainFinding::Executed(found) if found.nonce == 1));
     }
 
     #[test]
     fn a_nonce_that_another_call_used_for_good_proves_that_it_was_not_done() {
         let history = history(vec![mined(1, &call("2")), mined(4, &call("3"))]);
-        let judged = |nonce| judge(&call("1"), Some(nonce), &history, &HashSet::new());
+        let judged = |nonce| judge(&call("1"), Some(nonce), &history, &EqualRows::default());
         assert!(matches!(judged(1), ChainFinding::NonceLost(other) if other.nonce == 1));
         assert_eq!(judged(4), ChainFinding::Open, "its block may still be replaced");
         assert_eq!(judged(5), ChainFinding::Open, "not mined");
@@ -114,21 +125,33 @@ mod tests {
     fn a_call_that_its_relayer_signed_twice_is_found_under_its_other_nonce() {
         let ours = call("1");
         let history = history(vec![mined(1, &call("2")), mined(2, &ours)]);
-        let found = judge(&ours, Some(1), &history, &HashSet::new());
+        let found = judge(&ours, Some(1), &history, &EqualRows::default());
         assert!(matches!(found, ChainFinding::Executed(found) if found.nonce == 2));
-        let taken = HashSet::from([2]);
-        let found = judge(&ours, Some(1), &history, &taken);
+        let equal = EqualRows { taken: HashSet::from([2]), unsigned: false };
+        let found = judge(&ours, Some(1), &history, &equal);
         assert!(matches!(found, ChainFinding::NonceLost(_)), "an equal call of another row");
+    }
+
+    #[test]
+    fn a_transaction_that_may_be_an_equal_rows_own_proves_nothing_yet() {
+        let ours = call("1");
+        let history = history(vec![mined(1, &ours)]);
+        let equal = EqualRows { taken: HashSet::new(), unsigned: true };
+        assert_eq!(judge(&ours, None, &history, &equal), ChainFinding::Contested);
+        assert!(matches!(judge(&ours, Some(1), &history, &equal), ChainFinding::Executed(_)), "its own nonce");
+        let equal = EqualRows { taken: HashSet::from([1]), unsigned: false };
+        assert!(!matches!(judge(&ours, Some(1), &history, &equal), ChainFinding::Executed(_)), "an equal row has it");
     }
 
     #[test]
     fn without_a_nonce_absence_is_not_proven_here() {
         let ours = call("1");
         let none = history(vec![mined(1, &call("2"))]);
-        assert!(matches!(judge(&ours, None, &none, &HashSet::new()), ChainFinding::Unproven(_)));
+        assert!(matches!(judge(&ours, None, &none, &EqualRows::default()), ChainFinding::Unproven(_)));
         let found = history(vec![mined(1, &ours)]);
-        assert!(matches!(judge(&ours, None, &found, &HashSet::new()), ChainFinding::Executed(_)));
-        assert_eq!(open_nonces(&found), 5..6);
+        assert!(matches!(judge(&ours, None, &found, &EqualRows::default()), ChainFinding::Executed(_)));
+        assert_eq!(open_nonces(&found, None), 5..6);
+        assert_eq!(open_nonces(&found, Some(9)), 5..9, "the pool does not count what waits behind a gap");
     }
 
     #[test]

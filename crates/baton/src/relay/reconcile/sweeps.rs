@@ -15,13 +15,15 @@ use pipeline::MessageId;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::relay::reconcile::chain_check::{ChainCheck, Looked};
+use crate::config::RelayMode;
+use crate::relay::reconcile::chain_check::{ChainCheck, Looked, RelayerWord};
 use crate::relay::reconcile::unknown_outcomes::UnknownOutcomes;
-use crate::relay::relayer::client::describe;
+use crate::relay::relayer::client::{RelayerClient, describe};
 use crate::relay::relayer::pool::Pool;
-use crate::relay::state::apply_report::Report;
+use crate::relay::relayer::wire;
+use crate::relay::state::apply_report::{Report, ReportedStatus};
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::transaction::{ConsumerId, Refused, RelayerUrl, Status, Transaction};
+use crate::relay::state::transaction::{ConsumerId, Progress, Refused, RelayerUrl, Status, Transaction};
 use crate::relay::store::{Due, EARLY_WEBHOOK_LIFETIME, StoreError};
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -221,8 +223,11 @@ impl Reconciler {
         let now = self.guarded.clock.now();
         let pause =
             now.since(binding.at).clamp(self.guarded.timings.submitted_check, self.guarded.timings.submitted_check_max);
+        if self.confirmed_by_chain(row).await? {
+            return Ok(None);
+        }
         let Some(client) = self.pool.ask_one(&binding.relayer) else {
-            if self.settled_by_chain(row, None).await? {
+            if self.settled_by_chain(row, RelayerWord::Silent).await? {
                 return Ok(None);
             }
             // No relayer is left to ask: shown like one that has forgotten the transaction, for an operator to settle.
@@ -239,14 +244,16 @@ impl Reconciler {
                 if self.guarded.apply(row.id, &report, Origin::Reconciler).await? == Applied::Moved {
                     counter!("baton_reconciler_total", "finding" => "news-missed").increment(1);
                 }
-                if !self.settled_by_chain(row, Some(&report)).await? {
+                if self.is_idle(row, &report) {
+                    self.cancel(row, &client, now + pause).await?;
+                } else if !self.settled_by_chain(row, RelayerWord::Says(&report)).await? {
                     self.look_again_if_due(row, now + pause).await?;
                 }
                 Ok(None)
             }
             Ok(None) => {
                 counter!("baton_reconciler_total", "finding" => "forgotten").increment(1);
-                if self.settled_by_chain(row, None).await? {
+                if self.settled_by_chain(row, RelayerWord::Forgotten).await? {
                     return Ok(None);
                 }
                 self.forgotten(row, now + pause).await?;
@@ -254,7 +261,7 @@ impl Reconciler {
             }
             Err(failure) => {
                 info!(transactionId = %row.id, action = "no_news", relayer = %binding.relayer, "{}", describe(&failure));
-                if self.settled_by_chain(row, None).await? {
+                if self.settled_by_chain(row, RelayerWord::Silent).await? {
                     return Ok(Some(binding.relayer.clone()));
                 }
                 self.look_again_if_due(row, now + pause).await?;
@@ -263,11 +270,54 @@ impl Reconciler {
         }
     }
 
+    /// Confirms a row whose relayer has just called it confirmed, without asking the relayer again.
+    async fn confirmed_by_chain(&self, row: &Transaction) -> Result<bool, StoreError> {
+        // In confirm mode the relayer's whole record is the result, so the relayer is asked for it.
+        let (Some(chain), RelayMode::FireAndForget) = (&self.chain, self.guarded.mode) else { return Ok(false) };
+        match row.relayer_says.as_ref().and_then(wire::read_record) {
+            Some(said) => chain.confirm(row, &said).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Whether the relayer has had it for long and has not signed it: it was killed between storing the record and
+    /// queueing its job, and would keep it for good. A relayer that works gives such a record up after two minutes.
+    fn is_idle(&self, row: &Transaction, report: &Report) -> bool {
+        let age = row.binding.as_ref().map(|binding| self.guarded.clock.now().since(binding.at)).unwrap_or_default();
+        let pending = report.status == ReportedStatus::Open(Progress::Pending) && report.never_signed();
+        pending && row.is_unsigned() && !row.imported && age >= self.guarded.timings.unproven_wait
+    }
+
+    /// Asks the relayer to cancel a record that it does not work on. A cancellation that is certain re-routes the row.
+    async fn cancel(&self, row: &Transaction, client: &RelayerClient, again_at: Timestamp) -> Result<(), StoreError> {
+        let Some(asked) = &row.binding else { return Ok(()) };
+        let now = self.guarded.clock.now();
+        let decide = |row: &Transaction| match &row.binding {
+            Some(binding) if binding.tx_id == asked.tx_id => row.request_cancel(again_at, now),
+            _ => Err(MOVED),
+        };
+        // Stored first: what the relayer reports afterwards is then known to be our cancellation.
+        if !matches!(self.guarded.update(row.id, decide).await?, Updated::Moved(_)) {
+            return Ok(());
+        }
+        counter!("baton_reconciler_total", "finding" => "idle-record").increment(1);
+        match client.cancel(&asked.tx_id, self.settings.question_timeout).await {
+            Ok(Some(report)) => self.guarded.apply(row.id, &report, Origin::Reconciler).await.map(|_| ()),
+            Ok(None) => Ok(()),
+            Err(failure) => {
+                info!(transactionId = %row.id, action = "not_canceled", relayer = %asked.relayer, "{}", describe(&failure));
+                Ok(())
+            }
+        }
+    }
+
     /// Looks a row up on the chain if its relayer's word needs that, or it has been silent for long. Returns whether the
     /// row was settled or its next look was set.
-    async fn settled_by_chain(&self, row: &Transaction, said: Option<&Report>) -> Result<bool, StoreError> {
+    async fn settled_by_chain(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<bool, StoreError> {
         let Some(chain) = &self.chain else { return Ok(false) };
-        let wanted = said.is_some_and(|said| row.needs_chain(said)) || chain.is_overdue(row);
+        let said = if let RelayerWord::Says(said) = word { Some(said) } else { None };
+        let forgotten = matches!(word, RelayerWord::Forgotten);
+        let wanted = said.is_some_and(|said| row.needs_chain(said)) || forgotten || chain.is_overdue(row);
         if !wanted {
             return Ok(false);
         }
@@ -276,7 +326,7 @@ impl Reconciler {
         if row.status.is_final() || row.binding.is_none() {
             return Ok(true);
         }
-        Ok(match chain.settle(&row, said).await? {
+        Ok(match chain.settle(&row, word).await? {
             Looked::Settled => true,
             Looked::Open(_) => said.is_some_and(|said| said.status.is_over()),
         })

@@ -4,29 +4,31 @@
 //! A relayer takes no idempotency key, so this search is the only protection against a double payment after a lost answer.
 //! [`crate::relay::reconcile::absence_proof`] defines what counts as proof.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use alloy_primitives::Address;
 use metrics::counter;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::clock::Clock;
 use crate::config::Timings;
 use crate::relay::chain::account::AccountTransaction;
-use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission, Memory, RelayerListing};
-use crate::relay::reconcile::chain_check::{ChainCheck, ClaimOnChain};
+use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission};
+use crate::relay::reconcile::chain_check::ChainCheck;
+use crate::relay::reconcile::chain_owners::ClaimOnChain;
+use crate::relay::reconcile::relayer_list::{self, Coverage, RelayerListing};
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
 use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
 use crate::relay::relayer::pool::Pool;
+use crate::relay::request::call::Call;
 use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{
     Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Transaction, UnknownOutcome,
 };
-use crate::relay::store::{Saved, StoreError};
+use crate::relay::store::{BoundRecord, Saved, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
-use crate::timestamp::Timestamp;
 
 /// Settles claims of unknown outcome.
 pub struct UnknownOutcomes {
@@ -54,8 +56,9 @@ impl UnresolvedClaim {
 
 /// With more claims than this, every record is treated as wanted by another row.
 const CLAIMS_COMPARED_MAX: usize = 5000;
-/// Maximum number of pages read of a relayer's list.
-const PAGES_MAX: usize = 200;
+/// Records of ours that the list must show: bound last before the oldest claim, and bound last of all.
+const WITNESSES_BEFORE: usize = 5;
+const WITNESSES_SINCE: usize = 200;
 /// Longest pause between two looks at a claim that may stay unsettled for hours.
 const SLOW_CHECK: Duration = Duration::from_secs(30);
 
@@ -125,43 +128,86 @@ impl UnknownOutcomes {
         if cases.is_empty() {
             return Ok(());
         }
-        match read_list(&client, &cases, &self.settings, &self.guarded.clock).await {
-            Err(failure) => self.postpone(&cases, &describe(&failure)).await,
+        match self.read_list(&relayer, &client, &cases).await? {
+            Err(failure) => {
+                let why = describe(&failure);
+                for case in &cases {
+                    self.found_on_chain_or_postponed(case, &why).await?;
+                }
+                Ok(())
+            }
             Ok(listing) => {
                 // Read after the list: a submission claimed later cannot be on it.
                 let claims = self.guarded.store.claimed(CLAIMS_COMPARED_MAX).await?;
-                let mut memories = HashMap::new();
                 for case in &cases {
-                    self.settle_one(case, &client, &listing, &claims, &mut memories).await?;
+                    self.settle_one(case, &listing, &claims).await?;
                 }
                 Ok(())
             }
         }
     }
 
+    /// Reads the relayer's list back to before the oldest of these claims, and to the last record that Baton bound there
+    /// before it.
+    async fn read_list(
+        &self,
+        relayer: &RelayerUrl,
+        client: &RelayerClient,
+        cases: &[UnresolvedClaim],
+    ) -> Result<Result<RelayerListing, RelayerError>, StoreError> {
+        let (store, clock) = (&self.guarded.store, &self.guarded.clock);
+        let now = clock.now();
+        let earliest = cases.iter().map(|case| case.claim.at).min().unwrap_or(now);
+        let kept =
+            |record: &BoundRecord| now.since(record.at) + self.settings.clock_skew < self.settings.relayer_retention;
+        let before: Vec<_> =
+            store.last_bound(relayer, earliest, WITNESSES_BEFORE).await?.into_iter().filter(kept).collect();
+        let mut reach = earliest - clock.slip(earliest);
+        if let Some(witness) = before.first() {
+            reach = reach.min(witness.at - self.guarded.timings.longest_submission());
+        }
+        let mut witnesses = before;
+        witnesses.extend(store.last_bound(relayer, now, WITNESSES_SINCE).await?.into_iter().filter(kept));
+        let calls: Vec<&Call> = cases.iter().map(|case| &case.row.call).collect();
+        let coverage = Coverage {
+            calls: &calls,
+            reach,
+            witnesses: &witnesses,
+            skew: self.settings.clock_skew,
+            timeout: self.settings.question_timeout,
+        };
+        let mut listing = match relayer_list::read(client, &coverage, clock).await {
+            Ok(listing) => listing,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        if listing.unproven.is_none() && store.forgotten_at(relayer, earliest).await? > 0 {
+            listing.unproven = Some("the relayer has forgotten transactions since then");
+        }
+        if let Some(why) = listing.unproven {
+            warn!(action = "list_unproven", relayer = %relayer, "its list proves no absence: {why}");
+        }
+        Ok(Ok(listing))
+    }
+
     async fn settle_one(
         &self,
         unresolved: &UnresolvedClaim,
-        client: &RelayerClient,
         listing: &RelayerListing,
         claims: &[Transaction],
-        memories: &mut HashMap<RelayerTxId, Memory>,
     ) -> Result<(), StoreError> {
         let calls = absence_proof::rivals(&unresolved.row, claims);
         let rivals = if claims.len() < CLAIMS_COMPARED_MAX { EqualClaims::Calls(&calls) } else { EqualClaims::TooMany };
         let ids: Vec<RelayerTxId> = listing.records.iter().map(|record| record.tx_id.clone()).collect();
         let case = unresolved.case(listing, &self.guarded.clock, &self.guarded.timings);
-        let mut memory = None;
         let finding = loop {
             let bound = self.guarded.store.bound_among(&ids).await?.into_iter().collect();
-            match listing.judge(case, &bound, rivals, memory) {
+            match listing.judge(case, &bound, rivals) {
                 // If another row was bound to the record first, judge again.
                 Finding::Bind(record) => {
                     if self.bind(unresolved, record).await? {
                         return Ok(());
                     }
                 }
-                Finding::AskMemory => memory = Some(self.memory(unresolved, client, memories).await?),
                 other => break other,
             }
         };
@@ -169,7 +215,7 @@ impl UnknownOutcomes {
         if unproven.is_some() {
             counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
         }
-        if !self.chain_allows_resend(unresolved, unproven).await? {
+        if !self.chain_allows_resend(unresolved, listing, unproven).await? {
             return Ok(());
         }
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
@@ -187,6 +233,16 @@ impl UnknownOutcomes {
         Ok(())
     }
 
+    /// The relayer gives no list. A call that the chain shows is settled all the same; everything else waits.
+    async fn found_on_chain_or_postponed(&self, unresolved: &UnresolvedClaim, why: &str) -> Result<(), StoreError> {
+        let one = std::slice::from_ref(unresolved);
+        let Some(chain) = &self.chain else { return self.postpone(one, why).await };
+        match chain.claim(&unresolved.row, &unresolved.claim, None).await? {
+            ClaimOnChain::Executed(mined, from) => self.bind_mined(unresolved, chain, &mined, from).await,
+            ClaimOnChain::Open(_) | ClaimOnChain::Clear => self.postpone(one, why).await,
+        }
+    }
+
     /// Whether the chain, if there is one, shows that the call was not made. Without a chain a proven absence is enough, and
     /// an unproven one waits for an operator.
     ///
@@ -195,6 +251,7 @@ impl UnknownOutcomes {
     async fn chain_allows_resend(
         &self,
         unresolved: &UnresolvedClaim,
+        listing: &RelayerListing,
         unproven: Option<&'static str>,
     ) -> Result<bool, StoreError> {
         let UnresolvedClaim { row, claim, .. } = unresolved;
@@ -205,7 +262,7 @@ impl UnknownOutcomes {
             }
             return Ok(unproven.is_none());
         };
-        match chain.claim(row, claim).await? {
+        match chain.claim(row, claim, Some(listing)).await? {
             ClaimOnChain::Executed(mined, from) => {
                 self.bind_mined(unresolved, chain, &mined, from).await?;
                 Ok(false)
@@ -274,38 +331,6 @@ impl UnknownOutcomes {
         }
     }
 
-    /// Whether the relayer still knows the last transaction that it took before the claim. A relayer that has lost its
-    /// memory lists nothing, and that proves nothing.
-    async fn memory(
-        &self,
-        unresolved: &UnresolvedClaim,
-        client: &RelayerClient,
-        memories: &mut HashMap<RelayerTxId, Memory>,
-    ) -> Result<Memory, StoreError> {
-        let now = self.guarded.clock.now();
-        let witness = self.guarded.store.bound_before(&unresolved.claim.relayer, unresolved.claim.at).await?;
-        let witness = witness
-            .and_then(|witness| witness.binding)
-            .filter(|binding| now.since(binding.at) + self.settings.clock_skew < self.settings.relayer_retention);
-        let Some(binding) = witness else { return Ok(Memory::Untestable) };
-        if let Some(known) = memories.get(&binding.tx_id) {
-            return Ok(*known);
-        }
-        let memory = match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
-            Ok(Some(_)) => Memory::Kept,
-            Ok(None) => {
-                error!(
-                    transactionId = %unresolved.row.id, action = "relayer_forgot", relayer = %unresolved.claim.relayer,
-                    "the relayer has forgotten {}; its claims of unknown outcome wait for an operator", binding.tx_id
-                );
-                Memory::Lost
-            }
-            Err(_) => Memory::Unasked,
-        };
-        memories.insert(binding.tx_id, memory);
-        Ok(memory)
-    }
-
     /// Looks at these claims again later; the older the claim, the longer the pause.
     async fn postpone(&self, cases: &[UnresolvedClaim], why: &str) -> Result<(), StoreError> {
         for UnresolvedClaim { row, claim, .. } in cases {
@@ -321,38 +346,4 @@ impl UnknownOutcomes {
         }
         Ok(())
     }
-}
-
-/// Reads the list, newest first, until it is past the oldest claim; keeps only records that may be one of `unresolved`.
-async fn read_list(
-    client: &RelayerClient,
-    unresolved: &[UnresolvedClaim],
-    settings: &ReconcilerSettings,
-    clock: &Clock,
-) -> Result<RelayerListing, RelayerError> {
-    let earliest =
-        unresolved.iter().map(|case| case.claim.at - clock.slip(case.claim.at)).min().unwrap_or(Timestamp(0));
-    let read_at = clock.now();
-    let mut listing =
-        RelayerListing { records: Vec::new(), oldest: None, complete: false, skew: settings.clock_skew, read_at };
-    // New records push others onto the next page while we read: a record may be read twice, but none is missed.
-    let mut seen = HashSet::new();
-    for page in 1..=PAGES_MAX {
-        let (page, date) = client.transactions(page, settings.question_timeout).await?;
-        if let Some(date) = date {
-            let now = clock.now();
-            listing.skew = listing.skew.max(settings.clock_skew + date.since(now).max(now.since(date)));
-        }
-        listing.oldest = page.records.iter().filter_map(|record| record.created_at).chain(listing.oldest).min();
-        listing.records.extend(page.records.into_iter().filter(|record| {
-            RelayerListing::matters(record, unresolved.iter().map(|case| &case.row.call))
-                && seen.insert(record.tx_id.clone())
-        }));
-        if page.last || listing.oldest.is_some_and(|oldest| oldest < earliest - listing.skew) {
-            listing.complete = true;
-            break;
-        }
-    }
-    listing.records.reverse();
-    Ok(listing)
 }

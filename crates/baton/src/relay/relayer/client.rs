@@ -38,6 +38,20 @@ struct Target {
     address: Option<Address>,
 }
 
+impl Target {
+    /// A record, if it is this relayer's record of that id: a proxy or a shared store may exchange answers.
+    fn own(&self, report: Report, id: &RelayerTxId) -> Result<Report, RelayerError> {
+        let sender = report.from.as_deref().and_then(|from| from.parse::<Address>().ok());
+        if report.tx_id != *id {
+            return Err(RelayerError::Unreadable("it is about another transaction"));
+        }
+        if sender.zip(self.address).is_some_and(|(sender, own)| sender != own) {
+            return Err(RelayerError::Unreadable("it is a transaction of another account"));
+        }
+        Ok(report)
+    }
+}
+
 /// What the answer to a submission proves.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
@@ -182,9 +196,13 @@ impl RelayerClient {
     /// Its load, balance and state. The flat dialect has no such call: its list has all of it.
     pub async fn status(&self, listed: &Listed, timeout: Duration) -> Result<RelayerStatus, RelayerError> {
         match listed.dialect {
-            Dialect::Flat => {
-                Ok(RelayerStatus { pending: listed.pending, balance: None, last_confirmed: None, state: listed.state })
-            }
+            Dialect::Flat => Ok(RelayerStatus {
+                pending: listed.pending,
+                balance: None,
+                last_confirmed: None,
+                next_nonce: None,
+                state: listed.state,
+            }),
             Dialect::OpenZeppelin => {
                 let body = self.get(&format!("api/v1/relayers/{}/status", listed.id), timeout).await?;
                 wire::read_status(&body).ok_or(RelayerError::Unreadable("the relayer's status"))
@@ -223,8 +241,7 @@ impl RelayerClient {
         match self.get(&path, timeout).await {
             // A proxy that exchanges answers must not make one transaction's end that of another.
             Ok(body) => match wire::read_record(&body) {
-                Some(report) if report.tx_id == *id => Ok(Some(report)),
-                Some(_) => Err(RelayerError::Unreadable("it is about another transaction")),
+                Some(report) => target.own(report, id).map(Some),
                 None => Err(RelayerError::Unreadable("a transaction")),
             },
             Err(RelayerError::Status { status: 404, detail }) if !detail.contains("elayer with ID") => Ok(None),
@@ -232,12 +249,38 @@ impl RelayerClient {
         }
     }
 
+    /// Asks the relayer to cancel a transaction; the record as it is then. `None` if the relayer knows none of that id, or
+    /// the dialect cannot cancel.
+    pub async fn cancel(&self, id: &RelayerTxId, timeout: Duration) -> Result<Option<Report>, RelayerError> {
+        let target = self.known_target(timeout).await?;
+        if target.dialect == Dialect::Flat {
+            return Ok(None);
+        }
+        let url = self.join(&format!("api/v1/relayers/{}/transactions/{id}", target.id));
+        let answer = self.transport.send(self.request(Method::DELETE, url, None, timeout)).await?;
+        match answer.status.as_u16() {
+            404 => Ok(None),
+            200..=299 => {
+                let body = serde_json::from_str(&text(&answer)).map_err(|_| RelayerError::Unreadable("not JSON"))?;
+                let report = wire::read_record(&body).ok_or(RelayerError::Unreadable("a transaction"))?;
+                target.own(report, id).map(Some)
+            }
+            status => Err(RelayerError::Status { status, detail: wire::read_error(&text(&answer)) }),
+        }
+    }
+
+    /// The nonce that it will sign next, by its own counter, if it tells.
+    pub async fn next_nonce(&self, timeout: Duration) -> Option<u64> {
+        let target = self.known_target(timeout).await.ok()?;
+        if target.dialect == Dialect::Flat {
+            return None;
+        }
+        let body = self.get(&format!("api/v1/relayers/{}/status", target.id), timeout).await.ok()?;
+        wire::read_status(&body)?.next_nonce
+    }
+
     /// One page of its transactions, newest first, and the `Date` of the answer; pages count from 1.
-    pub async fn transactions(
-        &self,
-        page: usize,
-        timeout: Duration,
-    ) -> Result<(Page, Option<Timestamp>), RelayerError> {
+    pub async fn transactions(&self, page: u64, timeout: Duration) -> Result<(Page, Option<Timestamp>), RelayerError> {
         let target = self.known_target(timeout).await?;
         let path = match target.dialect {
             Dialect::OpenZeppelin => {

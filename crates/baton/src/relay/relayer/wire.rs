@@ -56,6 +56,8 @@ pub struct RelayerStatus {
     pub balance: Option<U256>,
     /// The last time it confirmed anything, as it writes it.
     pub last_confirmed: Option<String>,
+    /// The nonce that it will sign next, by its own counter.
+    pub next_nonce: Option<u64>,
     /// Whether it takes work.
     pub state: ListedState,
 }
@@ -101,6 +103,7 @@ pub fn read_status(body: &Value) -> Option<RelayerStatus> {
         pending: number(object, &PENDING_NAMES),
         balance: amount(object.get("balance")),
         last_confirmed: text(object, &["last_confirmed_transaction_timestamp"]),
+        next_nonce: number(object, &["nonce"]),
         state: read_state(object),
     })
 }
@@ -171,22 +174,43 @@ fn read_reported_status(name: &str) -> ReportedStatus {
 /// One page of a relayer's transactions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page {
-    /// Newest first.
+    /// Newest first, if the relayer keeps its word.
     pub records: Vec<Report>,
-    /// Whether there is none after it.
-    pub last: bool,
+    /// The relayer's own counts, if it gives them.
+    pub counts: Option<PageCounts>,
 }
 
-/// Reads one page. Its length says nothing: a relayer leaves out records that it cannot load, and may give fewer than
-/// it was asked for. The last page is the one at which its own count ends, or else an empty one.
+/// A page's place in the list, as the relayer counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageCounts {
+    /// Number of the page, from 1.
+    pub page: u64,
+    /// Records on a full page.
+    pub size: u64,
+    /// Records in the whole list.
+    pub total: u64,
+}
+
+impl Page {
+    /// Whether no page follows. The number of records says nothing: a relayer leaves out records that it cannot load, and
+    /// may give fewer than it was asked for. The last page is the one at which its own count ends, or else an empty one.
+    pub fn is_last(&self) -> bool {
+        match self.counts {
+            Some(PageCounts { page, size, total }) => page.saturating_mul(size) >= total,
+            None => self.records.is_empty(),
+        }
+    }
+}
+
+/// Reads one page.
 pub fn read_page(body: &Value) -> Option<Page> {
     let records = body.get("data")?.as_array()?.iter().map(read_record).collect::<Option<Vec<_>>>()?;
     let count = |name: &str| body.get("pagination")?.get(name)?.as_u64();
-    let last = match (count("current_page"), count("per_page"), count("total_items")) {
-        (Some(page), Some(size), Some(total)) => page.saturating_mul(size) >= total,
-        _ => records.is_empty(),
+    let counts = match (count("current_page"), count("per_page"), count("total_items")) {
+        (Some(page), Some(size), Some(total)) => Some(PageCounts { page, size, total }),
+        _ => None,
     };
-    Some(Page { records, last })
+    Some(Page { records, counts })
 }
 
 /// What a webhook says.
@@ -350,11 +374,12 @@ mod tests {
     #[test]
     fn a_short_page_is_not_the_last_unless_the_relayer_says_so() {
         let record = json!({ "id": "a", "status": "pending" });
-        let page = |pagination: Value| read_page(&json!({ "data": [record], "pagination": pagination })).unwrap().last;
+        let page =
+            |pagination: Value| read_page(&json!({ "data": [record], "pagination": pagination })).unwrap().is_last();
         assert!(!page(json!({ "current_page": 1, "per_page": 500, "total_items": 501 })));
         assert!(page(json!({ "current_page": 2, "per_page": 500, "total_items": 501 })));
         assert!(!page(Value::Null));
-        assert!(read_page(&json!({ "data": [] })).unwrap().last);
+        assert!(read_page(&json!({ "data": [] })).unwrap().is_last());
     }
 
     #[test]

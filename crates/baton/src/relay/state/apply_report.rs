@@ -10,7 +10,9 @@ use serde_json::Value;
 use super::moves::{failed, moved};
 use crate::config::{RelayMode, Timings};
 use crate::relay::request::call::Call;
-use crate::relay::state::transaction::{FailedBy, Moved, Progress, Refused, RelayerTxId, Status, Step, Transaction};
+use crate::relay::state::transaction::{
+    Binding, FailedBy, Moved, Progress, Refused, RelayerTxId, Status, Step, Transaction,
+};
 use crate::timestamp::Timestamp;
 
 /// A relayer's view of one of its transactions, independent of the dialect.
@@ -115,15 +117,19 @@ impl Transaction {
         timings: &Timings,
     ) -> Verdict {
         let Some(binding) = self.binding.as_ref().filter(|binding| binding.tx_id == report.tx_id) else {
-            // That relayer failed it unsigned, and another relayer has taken it since.
+            // The row has left that relayer: it failed the record unsigned, or the chain proved that it was not made.
+            let mined = matches!(report.status, ReportedStatus::Confirmed | ReportedStatus::Open(Progress::Mined));
             return match &report.hash {
-                Some(hash) => Verdict::DoubleSend(Step::new(
+                Some(hash) if mined && self.call.is_still(report) => Verdict::DoubleSend(Step::new(
                     "double-send",
-                    format!("{} was failed as never signed and now has hash {hash}", report.tx_id),
+                    format!("{}, which was given up, is on the chain after all, with hash {hash}", report.tx_id),
                 )),
-                None => Verdict::Ignore("the transaction is no longer with that relayer"),
+                _ => Verdict::Ignore("the transaction is no longer with that relayer"),
             };
         };
+        if self.is_of_another_account(report) {
+            return Verdict::Ignore("it is about a transaction of another account");
+        }
         if self.status.is_final() {
             return self.report_after_final(report);
         }
@@ -131,7 +137,11 @@ impl Transaction {
             ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
             ReportedStatus::Open(progress) => self.progressed(report, progress, source, now, timings),
             ReportedStatus::Confirmed if !self.call.is_still(report) => {
-                let reason = "the relayer replaced the call (a no-op was confirmed in its place)";
+                let reason = if report.is_no_op() {
+                    "the relayer replaced the call (a no-op was confirmed in its place)"
+                } else {
+                    "the relayer replaced the call (another call was confirmed in its place)"
+                };
                 Verdict::Move(Box::new(self.failed_at_relayer(report, reason, mode, now)))
             }
             ReportedStatus::Confirmed => {
@@ -149,14 +159,17 @@ impl Transaction {
                 Verdict::Move(Box::new(moved(next, "confirmed", detail)))
             }
             // A webhook may be another relayer's, or older than what the relayer would say now: it is asked first.
-            ReportedStatus::Failed if self.may_reroute(report) && source == Source::Webhook => {
+            ReportedStatus::Failed | ReportedStatus::Canceled
+                if self.may_reroute(report) && source == Source::Webhook =>
+            {
                 let mut next = self.next(now);
                 next.check_at = Some(now);
-                Verdict::Move(Box::new(moved(next, "relayer-says", "failed unsigned; the relayer is asked")))
+                let detail = format!("{} unsigned; the relayer is asked", report.status.name());
+                Verdict::Move(Box::new(moved(next, "relayer-says", detail)))
             }
-            ReportedStatus::Failed if self.may_reroute(report) => {
-                let reason = report.reason.as_deref().unwrap_or("no reason given");
-                let detail = format!("{} failed it unsigned ({reason}); another relayer takes it", binding.relayer);
+            ReportedStatus::Failed | ReportedStatus::Canceled if self.may_reroute(report) => {
+                let (ended, reason) = (report.status.name(), report.reason.as_deref().unwrap_or("no reason given"));
+                let detail = format!("{} {ended} it unsigned ({reason}); another relayer takes it", binding.relayer);
                 let (moved, pause) = self.rerouted(detail, now, timings);
                 Verdict::Reroute(Box::new(moved), pause)
             }
@@ -173,6 +186,13 @@ impl Transaction {
         }
     }
 
+    /// Whether the report is about another account's transaction than the relayer answered with when it took this one:
+    /// another relayer's webhook, or an exchanged answer.
+    pub fn is_of_another_account(&self, report: &Report) -> bool {
+        let address = |text: &Option<String>| text.as_deref().and_then(|text| text.parse::<Address>().ok());
+        address(&self.from).zip(address(&report.from)).is_some_and(|(known, said)| known != said)
+    }
+
     /// Whether the chain must confirm this report before it counts. A relayer is wrong about signed transactions more
     /// often than about anything else: it broadcasts, fails to store that, and later finds its nonce used.
     pub fn needs_chain(&self, report: &Report) -> bool {
@@ -182,7 +202,7 @@ impl Transaction {
             ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
             ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
         };
-        bound && ended && !self.status.is_final()
+        bound && ended && !self.status.is_final() && !self.is_of_another_account(report)
     }
 
     /// Whether the relayer has ever signed it, as far as it has said.
@@ -208,8 +228,22 @@ impl Transaction {
             binding.forgotten_since = forgotten;
         }
         next.error_message = Some(said.clone());
+        next.relayer_says = Some(report.without_call_data());
         next.check_at = Some(now);
         Ok(moved(next, "relayer-says", said))
+    }
+
+    /// Records that Baton asks the relayer to cancel its record, before it asks: the relayer does not work on it.
+    pub fn request_cancel(&self, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
+        self.not_final()?;
+        let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
+        let detail = format!("{} has not signed it and does not work on it; it is asked to cancel it", binding.relayer);
+        let first = self.cancel_requested_at.is_none();
+        let mut next = self.next(now);
+        next.cancel_requested_at = self.cancel_requested_at.or(Some(now));
+        next.check_at = Some(at);
+        let steps = if first { vec![Step::new("cancel-requested", detail)] } else { Vec::new() };
+        Ok(Moved { transaction: next, steps })
     }
 
     /// The chain proves that the relayer did not make the call and no longer can: another relayer takes it, without using
@@ -257,16 +291,27 @@ impl Transaction {
         let mut next = self.next(now);
         next.avoid = self.binding.as_ref().map(|binding| binding.relayer.clone());
         next.binding = None;
+        next.relayer_says = None;
+        next.cancel_requested_at = None;
         next.reroutes += 1;
         let pause = Duration::from_secs(1) * 2u32.saturating_pow(self.reroutes).min(REROUTE_PAUSE_MAX_S);
         next.check_at = Some(now + pause + timings.message_check());
         (moved(next, "rerouted", detail), pause)
     }
 
-    /// The relayer never signed it, the reason is the relayer's own, and Baton may send the row.
+    /// The relayer never signed it, the reason is the relayer's own or our own cancellation, and Baton may send the row.
     fn may_reroute(&self, report: &Report) -> bool {
-        let unsigned = self.binding.as_ref().is_some_and(|binding| binding.progress == Progress::Pending);
-        unsigned && report.never_signed() && self.hash.is_none() && report.relayers_own_fault() && !self.imported
+        let ours = match report.status {
+            ReportedStatus::Canceled => self.cancel_requested_at.is_some(),
+            _ => report.relayers_own_fault(),
+        };
+        self.is_unsigned() && report.never_signed() && ours && !self.imported
+    }
+
+    /// Whether its relayer has never said that it signed it.
+    pub fn is_unsigned(&self) -> bool {
+        let pending = |binding: &Binding| binding.progress == Progress::Pending && binding.nonce.is_none();
+        self.binding.as_ref().is_some_and(pending) && self.hash.is_none()
     }
 
     fn progressed(
@@ -332,6 +377,7 @@ impl Transaction {
         let mut next = self.next(now);
         next.hash = report.hash.clone().or(next.hash);
         next.from = report.from.clone().or(next.from);
+        next.relayer_says = None;
         if let Some(binding) = &mut next.binding {
             binding.forgotten_since = None;
             binding.nonce = report.nonce.or(binding.nonce);
@@ -373,6 +419,15 @@ fn data_eq(a: &str, b: &str) -> bool {
 }
 
 impl Report {
+    /// The record without what the row has anyway or no reader needs, so that it stays short.
+    fn without_call_data(&self) -> Value {
+        let mut raw = self.raw.clone();
+        if let Some(fields) = raw.as_object_mut() {
+            fields.retain(|name, _| !matches!(name.as_str(), "data" | "signature"));
+        }
+        raw
+    }
+
     /// Whether the record states that it has neither nonce nor hash. A dialect without nonces states nothing.
     pub fn never_signed(&self) -> bool {
         self.raw.get("nonce").is_some_and(Value::is_null) && self.hash.is_none()

@@ -55,6 +55,8 @@ impl Transaction {
             error_message: None,
             result: None,
             check_at: Some(now + timings.pending_check),
+            relayer_says: None,
+            cancel_requested_at: None,
         }
     }
 
@@ -142,6 +144,8 @@ impl Transaction {
         next.status = Status::Submitted;
         next.avoid = None;
         next.error_message = None;
+        next.relayer_says = None;
+        next.cancel_requested_at = None;
         next.check_at = Some(now + timings.submitted_check);
         Ok(moved(next, "submitted", detail))
     }

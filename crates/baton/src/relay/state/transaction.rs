@@ -298,6 +298,10 @@ pub struct Transaction {
     pub result: Option<Value>,
     /// When the reconciler next checks it; none once it is final.
     pub check_at: Option<Timestamp>,
+    /// A final report of a relayer that waits for the chain: the record as received.
+    pub relayer_says: Option<Value>,
+    /// When Baton asked the bound relayer to cancel its record, because the relayer does not work on it.
+    pub cancel_requested_at: Option<Timestamp>,
 }
 
 /// Why it is unknown whether a relayer took a submission.

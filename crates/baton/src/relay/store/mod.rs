@@ -73,8 +73,20 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// Rows with a claim, newest first.
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError>;
 
-    /// The row last bound to that relayer before `before`: a witness of whether the relayer still remembers.
-    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError>;
+    /// The records of that relayer that were bound last before `before`, newest first: witnesses that its list must
+    /// show. Imported rows, and rows bound to a transaction of the chain, are left out.
+    async fn last_bound(
+        &self,
+        relayer: &RelayerUrl,
+        before: Timestamp,
+        max: usize,
+    ) -> Result<Vec<BoundRecord>, StoreError>;
+
+    /// Rows that are bound to that relayer and not final, in no order.
+    async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError>;
+
+    /// Number of rows bound to that relayer, not final, that it has forgotten since then.
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError>;
 
     /// Which of these nonces of a relayer are of transactions bound there, and of which.
     async fn nonce_owners(&self, relayer: &RelayerUrl, nonces: &[u64])
@@ -170,6 +182,15 @@ pub struct TimelineEntry {
     pub action: String,
     /// Details for people.
     pub detail: String,
+}
+
+/// A relayer's record that a row is bound to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BoundRecord {
+    /// The relayer's id.
+    pub tx_id: RelayerTxId,
+    /// When the row was bound to it, by the store's clock.
+    pub at: Timestamp,
 }
 
 /// Which rows to list.

@@ -63,6 +63,8 @@ pub(super) struct RawRow {
     pub(super) result: Option<String>,
     pub(super) check_at: Option<i64>,
     pub(super) block_number: Option<u64>,
+    pub(super) relayer_says: Option<String>,
+    pub(super) cancel_requested_at: Option<i64>,
 }
 
 impl RawRow {
@@ -149,6 +151,8 @@ impl RawRow {
             error_message: self.error_message,
             result,
             check_at: self.check_at.map(Timestamp),
+            relayer_says: self.relayer_says.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+            cancel_requested_at: self.cancel_requested_at.map(Timestamp),
         })
     }
 }

@@ -279,3 +279,85 @@ fn a_signed_failure_without_a_chain_is_unverified_and_a_receipt_verifies_it() {
     let unsigned = Report { hash: None, nonce: None, ..word(ReportedStatus::Canceled) };
     assert!(!after(&submitted(), &unsigned).is_unverified());
 }
+
+/// The relayer says that it canceled a record that it never signed.
+fn canceled_unsigned() -> Report {
+    let mut report = word(ReportedStatus::Canceled);
+    (report.hash, report.nonce) = (None, None);
+    report.raw = json!({ "nonce": null });
+    report
+}
+
+#[test]
+fn our_own_cancellation_of_an_unsigned_record_is_rerouted_and_any_other_is_the_end() {
+    let asked = |row: &Transaction| {
+        row.report(&canceled_unsigned(), Source::Asked, RelayMode::FireAndForget, Timestamp(5), &Timings::DEFAULT)
+    };
+    let requested = submitted().request_cancel(Timestamp(9), Timestamp(4)).unwrap();
+    assert_eq!(requested.steps[0].action, "cancel-requested");
+    let row = requested.transaction;
+    assert!(row.request_cancel(Timestamp(9), Timestamp(5)).unwrap().steps.is_empty(), "once in the timeline");
+    let Verdict::Reroute(moved, _) = asked(&row) else { panic!("{:?}", asked(&row)) };
+    let rerouted = moved.transaction;
+    assert_eq!((rerouted.status, rerouted.attempts, rerouted.binding), (Status::Submitted, 0, None));
+    assert_eq!(rerouted.cancel_requested_at, None, "the next relayer starts afresh");
+    let Verdict::Move(moved) = asked(&submitted()) else { panic!("{:?}", asked(&submitted())) };
+    assert_eq!(moved.transaction.status, Status::Failed, "an operator canceled it at the relayer");
+    let heard = after(&row, &canceled_unsigned());
+    assert_eq!((heard.status, heard.check_at), (Status::Submitted, Some(Timestamp(1))), "a webhook only asks");
+}
+
+#[test]
+fn a_record_that_was_signed_before_our_cancellation_is_not_rerouted() {
+    let row = submitted().request_cancel(Timestamp(9), Timestamp(4)).unwrap().transaction;
+    let row = after(&row, &word(ReportedStatus::Open(Progress::Sent)));
+    let verdict =
+        row.report(&canceled_unsigned(), Source::Asked, RelayMode::FireAndForget, Timestamp(5), &Timings::DEFAULT);
+    assert!(matches!(verdict, Verdict::Move(moved) if moved.transaction.status == Status::Failed));
+}
+
+#[test]
+fn a_call_that_was_replaced_by_another_call_says_so() {
+    let mut report = word(ReportedStatus::Confirmed);
+    report.value = Some(U256::from(8));
+    let row = after(&submitted(), &report);
+    assert_eq!(row.status, Status::Failed);
+    assert!(row.error_message.unwrap().contains("another call"));
+}
+
+#[test]
+fn a_final_report_that_waits_for_the_chain_is_kept_without_its_call_data() {
+    let mut report = word(ReportedStatus::Confirmed);
+    report.raw = json!({ "id": "oz-1", "status": "confirmed", "hash": HASH, "data": "0xab", "signature": {} });
+    let waiting = submitted().ask_chain(&report, Timestamp(1)).unwrap().transaction;
+    assert_eq!(waiting.relayer_says, Some(json!({ "id": "oz-1", "status": "confirmed", "hash": HASH })));
+    let ended = after(&waiting, &word(ReportedStatus::Confirmed));
+    assert_eq!(ended.relayer_says, None);
+}
+
+#[test]
+fn another_relayers_report_about_this_id_changes_nothing() {
+    let mut row = submitted();
+    row.from = Some("0x70997970C51812dc3A010C7d01b50e0d17dc79C8".into());
+    for status in [ReportedStatus::Failed, ReportedStatus::Confirmed, ReportedStatus::Open(Progress::Mined)] {
+        let verdict =
+            row.report(&word(status), Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+        assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
+        assert!(!row.needs_chain(&word(status)));
+    }
+}
+
+#[test]
+fn a_record_that_the_row_has_left_is_an_alarm_only_if_it_made_the_call() {
+    let left = |status| Report { tx_id: RelayerTxId("left".into()), ..word(status) };
+    let verdict = |report: &Report| {
+        submitted().report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT)
+    };
+    assert!(matches!(verdict(&left(ReportedStatus::Confirmed)), Verdict::DoubleSend(_)));
+    for status in [ReportedStatus::Failed, ReportedStatus::Open(Progress::Submitted)] {
+        assert!(matches!(verdict(&left(status)), Verdict::Ignore(_)), "{status:?}");
+    }
+    let mut no_op = left(ReportedStatus::Confirmed);
+    (no_op.to, no_op.value, no_op.data) = (no_op.from.clone(), Some(U256::ZERO), Some("0x".into()));
+    assert!(matches!(verdict(&no_op), Verdict::Ignore(_)));
+}

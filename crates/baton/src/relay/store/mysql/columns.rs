@@ -23,7 +23,7 @@ macro_rules! columns {
          claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, \
          claim_absent_since, oz_relayer_url, ozRelayerTxId, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
          attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
-         block_number"
+         block_number, relayer_says, cancel_requested_at"
     };
 }
 pub(super) use columns;
@@ -48,8 +48,7 @@ const UNCHANGING: usize = 6;
 
 /// An insert of `rows` rows; takes [`bind_row`] of each.
 pub(super) fn insert(rows: usize) -> String {
-    const ROW: &str =
-        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    const ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let values = vec![ROW; rows].join(", ");
     format!(concat!("INSERT INTO transactions (", columns!(), ") VALUES {}"), values)
 }
@@ -94,6 +93,8 @@ pub(super) fn is_as_accepted(row: &Transaction) -> bool {
         error_message,
         result,
         check_at: _,
+        relayer_says,
+        cancel_requested_at,
     } = row;
     let untouched = (*status, *version) == (Status::Pending, 1) && !imported && !auto_replayed;
     untouched
@@ -101,6 +102,7 @@ pub(super) fn is_as_accepted(row: &Transaction) -> bool {
         && (confirmed_at.is_none() && hash.is_none() && block_number.is_none() && from.is_none())
         && (claim.is_none() && binding.is_none())
         && (avoid.is_none() && failed_by.is_none() && error_message.is_none() && result.is_none())
+        && (relayer_says.is_none() && cancel_requested_at.is_none())
 }
 
 /// The values of a row that is as it was accepted.
@@ -164,6 +166,8 @@ pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Sta
         .bind(row.result.as_ref().map(ToString::to_string))
         .bind(at(row.check_at))
         .bind(row.block_number)
+        .bind(row.relayer_says.as_ref().map(ToString::to_string))
+        .bind(at(row.cancel_requested_at))
 }
 
 /// Reads a row back. The outer error is the driver's: the columns are not what this program expects.
@@ -203,6 +207,8 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
         result: row.try_get_unchecked(33)?,
         check_at: at(34)?,
         block_number: row.try_get(35)?,
+        relayer_says: row.try_get_unchecked(36)?,
+        cancel_requested_at: at(37)?,
     };
     Ok(raw.read().map(as_queued))
 }

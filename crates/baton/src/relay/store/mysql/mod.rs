@@ -29,8 +29,8 @@ use self::pool::Pool;
 use self::values::{Value, bind_all};
 use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
 use super::{
-    Accepted, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
-    TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
+    TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
@@ -329,16 +329,46 @@ impl TransactionStore for MySqlStore {
         self.rows(SQL, &[Value::from(max)]).await
     }
 
-    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError> {
-        // A row's `relayer` is where it is bound, if it is bound at all.
+    async fn last_bound(
+        &self,
+        relayer: &RelayerUrl,
+        before: Timestamp,
+        max: usize,
+    ) -> Result<Vec<BoundRecord>, StoreError> {
+        const SQL: &str = "SELECT ozRelayerTxId, bound_at FROM transactions \
+             WHERE oz_relayer_url = ? AND bound_at < ? AND ozRelayerTxId IS NOT NULL AND imported = 0 \
+             AND ozRelayerTxId NOT LIKE 'chain:%' ORDER BY bound_at DESC LIMIT ?";
+        let values = &[Value::Text(relayer.0.clone()), Value::from(before), Value::from(max)];
+        self.pool
+            .read(work!(connection => {
+                let rows = bind_all(sqlx::query(SQL), values).fetch_all(connection).await?;
+                let read = |row: &MySqlRow| {
+                    let at = Timestamp(milliseconds(row.try_get(1)?));
+                    Ok(BoundRecord { tx_id: RelayerTxId(row.try_get(0)?), at })
+                };
+                rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()
+            }))
+            .await
+    }
+
+    async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError> {
         const SQL: &str = concat!(
             "SELECT ",
             columns!(),
-            " FROM transactions WHERE relayer = ? AND ozRelayerTxId IS NOT NULL AND bound_at < ? AND id < ? \
-             ORDER BY id DESC LIMIT 1"
+            " FROM transactions WHERE waits_for = 'bound' AND oz_relayer_url = ? LIMIT ?"
         );
-        let values = [Value::Text(relayer.0.clone()), Value::from(before), Value::Text(first_stored_id_at(before))];
-        self.one(SQL, &values).await
+        self.rows(SQL, &[Value::Text(relayer.0.clone()), Value::from(max)]).await
+    }
+
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError> {
+        const SQL: &str = "SELECT COUNT(*) FROM transactions WHERE in_doubt = 1 AND waits_for = 'bound' \
+             AND forgotten_since >= ? AND oz_relayer_url = ?";
+        let values = &[Value::from(since), Value::Text(relayer.0.clone())];
+        let counted: i64 = self
+            .pool
+            .read(work!(connection => bind_all(sqlx::query(SQL), values).fetch_one(connection).await?.try_get(0)))
+            .await?;
+        Ok(u64::try_from(counted).unwrap_or(0))
     }
 
     async fn nonce_owners(

@@ -264,6 +264,7 @@ fn size_bytes(moved: &Moved) -> usize {
     let Moved { transaction, steps } = moved;
     let result = transaction.result.as_ref().map_or(0, |result| result.to_string().len());
     let error = transaction.error_message.as_ref().map_or(0, String::len);
+    let says = transaction.relayer_says.as_ref().map_or(0, |says| says.to_string().len());
     let details: usize = steps.iter().map(|step| step.detail.len()).sum();
-    1024 + result + error + details
+    1024 + result + error + says + details
 }

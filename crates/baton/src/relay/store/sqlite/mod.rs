@@ -16,8 +16,8 @@ use self::idempotency_keys::key_owner;
 use self::statements::{Record, accept, add_step, has_early, insert, records_are_free, take_record};
 use super::row::{RawRow, first_id_at};
 use super::{
-    Accepted, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
-    TimelineEntry, TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved,
+    StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
@@ -32,11 +32,12 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
     include_str!("../../../../migrations/sqlite/0004_relayer_nonces.sql"),
+    include_str!("../../../../migrations/sqlite/0006_chain_evidence.sql"),
 ];
 
 impl SqliteStore {
@@ -329,12 +330,47 @@ impl TransactionStore for SqliteStore {
         self.rows(sql, vec![Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
-    async fn bound_before(&self, relayer: &RelayerUrl, before: Timestamp) -> Result<Option<Transaction>, StoreError> {
+    async fn last_bound(
+        &self,
+        relayer: &RelayerUrl,
+        before: Timestamp,
+        max: usize,
+    ) -> Result<Vec<BoundRecord>, StoreError> {
+        let (relayer, max) = (relayer.0.clone(), i64::try_from(max).unwrap_or(i64::MAX));
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT relayer_tx_id, bound_at FROM transactions \
+                 WHERE relayer_url = ?1 AND bound_at < ?2 AND relayer_tx_id IS NOT NULL AND imported = 0 \
+                 AND relayer_tx_id NOT LIKE 'chain:%' ORDER BY bound_at DESC LIMIT ?3",
+            )?;
+            let records = statement.query_map(params![relayer, before.0, max], |row| {
+                Ok(BoundRecord { tx_id: RelayerTxId(row.get(0)?), at: Timestamp(row.get(1)?) })
+            })?;
+            records.collect()
+        })
+        .await
+    }
+
+    async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError> {
         let sql = format!(
-            "SELECT {COLUMNS} FROM transactions WHERE relayer_url = ?1 AND relayer_tx_id IS NOT NULL AND bound_at < ?2 \
-             AND id < ?3 ORDER BY id DESC LIMIT 1"
+            "SELECT {COLUMNS} FROM transactions INDEXED BY transactions_due_bound WHERE claim_consumer IS NULL \
+             AND relayer_tx_id IS NOT NULL AND check_at IS NOT NULL AND relayer_url = ?1 LIMIT ?2"
         );
-        self.one(sql, vec![Box::new(relayer.0.clone()), Box::new(before.0), Box::new(first_id_at(before))]).await
+        self.rows(sql, vec![Box::new(relayer.0.clone()), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+    }
+
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError> {
+        let relayer = relayer.0.clone();
+        self.read(move |connection| {
+            connection
+                .prepare_cached(
+                    "SELECT COUNT(*) FROM transactions INDEXED BY transactions_forgotten \
+                     WHERE status = 'submitted' AND forgotten_since IS NOT NULL AND forgotten_since >= ?2 \
+                     AND relayer_url = ?1",
+                )?
+                .query_row(params![relayer, since.0], |row| row.get(0))
+        })
+        .await
     }
 
     async fn nonce_owners(

@@ -1,0 +1,159 @@
+//! Who owns a transaction that the chain shows: tells equal calls of two rows apart, and finds what became of a claim whose
+//! outcome is unknown. Part of [`ChainCheck`].
+
+use std::collections::{BTreeSet, HashSet};
+
+use alloy_primitives::Address;
+
+use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, Trouble};
+use super::chain_proof::{ChainFinding, EqualRows, candidates, judge, open_nonces};
+use super::relayer_list::RelayerListing;
+use crate::relay::chain::account::{AccountHistory, AccountTransaction};
+use crate::relay::state::transaction::{Claim, RelayerTxId, RelayerUrl, Transaction};
+use crate::relay::store::StoreError;
+
+/// What the chain shows of a claim whose outcome is unknown.
+pub enum ClaimOnChain {
+    /// This transaction made the call.
+    Executed(AccountTransaction, Address),
+    /// Every nonce since the claim is accounted for by another call.
+    Clear,
+    /// It may still be mined, or the chain gives no answer.
+    Open(String),
+}
+
+/// Maximum number of open nonces whose owners are looked up.
+const OPEN_NONCES_MAX: u64 = 1_000;
+/// Maximum number of open rows of a relayer that are compared.
+const OPEN_ROWS_MAX: usize = 5_000;
+
+impl ChainCheck {
+    /// Looks for a claimed call among the transactions of its relayer's account since the claim. `listing` is what the
+    /// relayer listed; without it, nothing proves that the call was not made.
+    pub async fn claim(
+        &self,
+        row: &Transaction,
+        claim: &Claim,
+        listing: Option<&RelayerListing>,
+    ) -> Result<ClaimOnChain, StoreError> {
+        match self.look_for_claim(row, claim, listing).await {
+            Ok(found) => Ok(found),
+            Err(Trouble::Store(failure)) => Err(failure),
+            Err(Trouble::Chain(failure)) => Ok(ClaimOnChain::Open(format!("the chain gives no answer: {failure}"))),
+        }
+    }
+
+    async fn look_for_claim(
+        &self,
+        row: &Transaction,
+        claim: &Claim,
+        listing: Option<&RelayerListing>,
+    ) -> Result<ClaimOnChain, Trouble> {
+        let Some(address) = self.address(row, &claim.relayer).await else {
+            return Ok(ClaimOnChain::Open("the relayer's address is not known".to_owned()));
+        };
+        let slip = self.guarded.clock.slip(claim.at);
+        let history = self.reader.history(address, claim.at - CLOCK_MARGIN - slip).await?;
+        let equal = self.equal_rows(row, &claim.relayer, &history).await?;
+        match judge(&row.call, None, &history, &equal) {
+            ChainFinding::Executed(mined) if self.reader.is_final(mined.block, history.head) => {
+                return Ok(ClaimOnChain::Executed(mined.clone(), address));
+            }
+            ChainFinding::Executed(_) => {
+                return Ok(ClaimOnChain::Open("the call is in a block that is not final yet".to_owned()));
+            }
+            ChainFinding::Contested => return Ok(ClaimOnChain::Open(CONTESTED.to_owned())),
+            ChainFinding::NonceLost(_) | ChainFinding::Open | ChainFinding::Unproven(_) => {}
+        }
+        let Some(listing) = listing else {
+            return Ok(ClaimOnChain::Open("the relayer gives no list".to_owned()));
+        };
+        Ok(match self.ownerless_nonce(row, &claim.relayer, &history, Some(listing)).await? {
+            Ok(()) => ClaimOnChain::Clear,
+            Err(why) => ClaimOnChain::Open(why),
+        })
+    }
+
+    /// Whether every nonce that the relayer has signed, or may have signed, and that is not mined, belongs to another row
+    /// or to a record that the relayer lists; if not, why.
+    pub(super) async fn ownerless_nonce(
+        &self,
+        row: &Transaction,
+        relayer: &RelayerUrl,
+        history: &AccountHistory,
+        listing: Option<&RelayerListing>,
+    ) -> Result<Result<(), String>, Trouble> {
+        let Some(client) = self.pool.ask_one(relayer) else {
+            return Ok(Err("its relayer is no longer configured".to_owned()));
+        };
+        let open_rows = self.guarded.store.open_at(relayer, OPEN_ROWS_MAX).await?;
+        if open_rows.len() >= OPEN_ROWS_MAX {
+            return Ok(Err("the relayer has too many transactions under way".to_owned()));
+        }
+        let counter = client.next_nonce(self.question_timeout).await;
+        let proven = listing.is_some_and(|listing| listing.unproven.is_none());
+        if counter.is_none() && !proven {
+            return Ok(Err("the relayer does not say which nonce comes next".to_owned()));
+        }
+        let mut owned: BTreeSet<u64> = listing.map(|listing| listing.nonces.clone()).unwrap_or_default();
+        let others = open_rows.iter().filter(|other| other.id != row.id);
+        owned.extend(others.filter_map(|other| other.binding.as_ref()?.nonce));
+        let next = owned.last().map(|last| last + 1).max(counter);
+        let open = open_nonces(history, next);
+        if open.end.saturating_sub(open.start) > OPEN_NONCES_MAX {
+            return Ok(Err("too many transactions of the relayer wait to be mined".to_owned()));
+        }
+        Ok(match open.clone().find(|nonce| !owned.contains(nonce)) {
+            Some(nonce) => Err(format!("nonce {nonce} of the relayer is signed and not mined")),
+            None => Ok(()),
+        })
+    }
+
+    /// The other rows that make this call through this relayer, as far as the account's transactions concern them.
+    pub(super) async fn equal_rows(
+        &self,
+        row: &Transaction,
+        relayer: &RelayerUrl,
+        history: &AccountHistory,
+    ) -> Result<EqualRows, StoreError> {
+        let mut taken = HashSet::new();
+        let mut found = false;
+        for candidate in candidates(&row.call, history) {
+            found = true;
+            if self.is_taken(row, relayer, candidate).await? {
+                taken.insert(candidate.nonce);
+            }
+        }
+        if !found {
+            return Ok(EqualRows::default());
+        }
+        let open = self.guarded.store.open_at(relayer, OPEN_ROWS_MAX).await?;
+        let nonce_unknown = |other: &Transaction| other.binding.as_ref().is_some_and(|binding| binding.nonce.is_none());
+        let rival = |other: &Transaction| other.id != row.id && is_equal(other, row) && nonce_unknown(other);
+        Ok(EqualRows { taken, unsigned: open.len() >= OPEN_ROWS_MAX || open.iter().any(rival) })
+    }
+
+    /// Whether a transaction of the chain, which makes this row's call, belongs to another row that makes it too.
+    pub(super) async fn is_taken(
+        &self,
+        row: &Transaction,
+        relayer: &RelayerUrl,
+        mined: &AccountTransaction,
+    ) -> Result<bool, StoreError> {
+        let store = &self.guarded.store;
+        let by_chain = store.find_bound(&RelayerTxId(format!("chain:{}", mined.hash))).await?;
+        if by_chain.is_some_and(|owner| owner.id != row.id) {
+            return Ok(true);
+        }
+        for (_, owner) in store.nonce_owners(relayer, &[mined.nonce]).await? {
+            if owner != row.id && store.get(owner).await?.is_some_and(|owner| is_equal(&owner, row)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn is_equal(a: &Transaction, b: &Transaction) -> bool {
+    (a.call.to, a.call.value, &a.call.data) == (b.call.to, b.call.value, &b.call.data)
+}
