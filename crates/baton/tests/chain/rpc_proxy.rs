@@ -67,7 +67,7 @@ impl RpcProxy {
 
     /// The number of requests with this method.
     pub fn request_count(&self, method: &str) -> usize {
-        self.state.requests.lock().unwrap().get(method).copied().unwrap_or_default()
+        self.requests().get(method).copied().unwrap_or_default()
     }
 
     /// The number of requests by method.

@@ -43,9 +43,9 @@ pub struct Verdict {
     pub wrong_hashes: Vec<String>,
     /// Not final at the end.
     pub open: Vec<String>,
-    /// POSTs that a relayer itself executed twice.
+    /// POSTs that a relayer itself executed twice. One that reverts has no effect, however often it is sent.
     pub by_relayer: usize,
-    /// `double-send` steps in all timelines.
+    /// Rows with a `double-send` alarm.
     pub alarms: usize,
     /// Failed rows that say that no chain was asked.
     pub unverified: usize,
@@ -72,9 +72,10 @@ impl Verdict {
             ids.entry(*serial).or_default().insert(id);
         }
         let mut verdict = Self { accepted: ids.values().map(BTreeSet::len).sum(), ..Self::default() };
-        for accepted in world.relay.relayers.iter().flat_map(|relayer| relayer.accepted()) {
-            verdict.by_relayer += accepted.broadcasts.saturating_sub(1) as usize;
-        }
+        let twice =
+            world.relay.relayers.iter().flat_map(|relayer| relayer.accepted()).filter(|post| post.broadcasts > 1);
+        let takes_effect = |serial| !reverts(&world.run, serial);
+        verdict.by_relayer = twice.filter(|post| serial_of(&post.field("data")).is_some_and(takes_effect)).count();
         let mut timelines = HashMap::new();
         for (serial, ids) in &ids {
             let of_serial: Vec<&Value> = ids.iter().map(|id| &rows[*id]).collect();
@@ -82,7 +83,7 @@ impl Verdict {
             for id in ids {
                 let steps = timeline(&world, id).await;
                 verdict.ways.add(&steps);
-                verdict.alarms += steps.iter().filter(|step| step["action"] == "double-send").count();
+                verdict.alarms += usize::from(steps.iter().any(|step| step["action"] == "double-send"));
                 timelines.insert((*id).to_owned(), steps);
             }
         }
@@ -249,14 +250,13 @@ impl Verdict {
                     relayer.accepted().iter().filter(|record| serial_of(&record.field("data")) == Some(serial))
                 {
                     let now = relayer.record(&record.id).map(|record| record.to_json());
-                    let _ = writeln!(
-                        told,
-                        "    {} {} took it at {}, sent it {} times: {now:?}",
-                        relayer.url(),
-                        record.id,
-                        record.received_at,
-                        record.broadcasts
-                    );
+                    let (url, id, at, times) = (relayer.url(), &record.id, record.received_at, record.broadcasts);
+                    let now = now.map_or_else(|| "forgotten".to_owned(), |now| now.to_string());
+                    let _ = writeln!(told, "    {url} {id} took it at {at}, sent it {times} times: {now}");
+                    // A wrong answer may have bound another call to this record.
+                    for (row, _) in rows.iter().filter(|(_, row)| row["ozRelayerTxId"] == id.as_str()) {
+                        let _ = writeln!(told, "      row {row} is bound to it");
+                    }
                 }
             }
         }

@@ -162,6 +162,26 @@ impl Storm {
         }
     }
 
+    /// Freezes the chain now and then: no block for some seconds.
+    pub async fn over_chain(&self, frozen: &AtomicBool, over: &AtomicBool) {
+        if self.run.calm {
+            return;
+        }
+        let mut rng = dice(&[self.run.seed, 8]);
+        while !over.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(4000..9000))).await;
+            frozen.store(true, Ordering::Relaxed);
+            *self.struck.lock().unwrap().entry("chain frozen".to_owned()).or_default() += 1;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(500..3000))).await;
+            frozen.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The POSTs that relayers send twice.
+    pub fn sent_twice(&self) -> usize {
+        self.struck.lock().unwrap().get("SentTwice").copied().unwrap_or_default()
+    }
+
     /// How often each fault struck, at all relayers.
     pub fn struck(&self) -> Vec<(String, usize)> {
         let mut all = self.struck.lock().unwrap().clone();

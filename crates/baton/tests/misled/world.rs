@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use alloy_primitives::{Address, Bytes, hex};
 use alloy_provider::network::TransactionBuilder;
 use harness::chain::{Chain, PrivateKeySigner, TransactionRequest, key_text};
-use harness::relayer::{ChainLink, ChainOptions, Timing};
+use harness::relayer::{ChainLink, ChainOptions, Relayer, Timing};
 use harness::servers::{Server, Servers};
+use harness::wait::eventually_ok;
 use tokio::task::JoinHandle;
 
 use crate::load::{Load, Sent};
-use crate::relay_fixture::{RelayFixture, RelaySetup};
+use crate::relay_fixture::{RelayFixture, RelaySetup, SOON};
 use crate::rpc_proxy::RpcProxy;
 use crate::verdict::Verdict;
 use crate::weather::{Storm, calm};
@@ -63,7 +64,7 @@ pub struct World {
     pub accounts: Vec<Address>,
     pub links: Vec<Arc<ChainLink>>,
     pub target: Address,
-    _miner: Miner,
+    miner: Miner,
     _servers: Servers,
 }
 
@@ -92,7 +93,7 @@ impl World {
             links.push(relayer.join_chain(ChainOptions { rpc, key, well_known: false }).await.unwrap());
         }
         let accounts = keys.iter().map(PrivateKeySigner::address).collect();
-        Self { run, chain, rpc, relay, accounts, links, target, _miner: miner, _servers: servers }
+        Self { run, chain, rpc, relay, accounts, links, target, miner, _servers: servers }
     }
 
     /// Sends everything under faults and kills, lets it come to rest, and reads the chain.
@@ -106,13 +107,18 @@ impl World {
             over.store(true, Ordering::Relaxed);
             sent
         };
-        let (sent, (), ()) =
-            tokio::join!(sending, storm.over_relayers(&over), storm.over_consumers(&mut self.relay.consumers, &over));
+        let (sent, (), (), ()) = tokio::join!(
+            sending,
+            storm.over_relayers(&over),
+            storm.over_consumers(&mut self.relay.consumers, &over),
+            storm.over_chain(&self.miner.frozen, &over)
+        );
         let sent_for = started.elapsed();
         for (index, relayer) in self.relay.relayers.iter().enumerate() {
             relayer.set_faults(calm(&self.run, index));
         }
         self.rest(&sent).await;
+        self.webhooks_delivered(storm.sent_twice()).await;
         Verdict::read(self, sent, &storm, sent_for, started.elapsed()).await
     }
 
@@ -140,6 +146,24 @@ impl World {
     }
 }
 
+impl World {
+    /// Waits for the second transactions of the POSTs that relayers send twice, and for the webhooks about them.
+    async fn webhooks_delivered(&self, sent_twice: usize) {
+        eventually_ok(SOON, "every second transaction to be sent and reported", || async {
+            let relayers = &self.relay.relayers;
+            let sent =
+                relayers.iter().flat_map(|relayer| relayer.accepted()).filter(|post| post.broadcasts > 1).count();
+            let waiting = |relayer: &Relayer| relayer.deliveries().iter().filter(|one| !one.delivered).count();
+            match (sent, relayers.iter().map(waiting).sum::<usize>()) {
+                _ if sent_twice == 0 => Ok(()),
+                (sent, 0) if sent == sent_twice => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    }
+}
+
 fn set_up(run: &Run, keys: &[PrivateKeySigner], rpc: &RpcProxy) -> RelaySetup {
     let mut setup = RelaySetup::relayers(RELAYERS)
         .split()
@@ -147,6 +171,8 @@ fn set_up(run: &Run, keys: &[PrivateKeySigner], rpc: &RpcProxy) -> RelaySetup {
         .env("RECONCILE_SUBMITTED_MS", "1000")
         // Longer than a relayer here leaves a record unsigned, as the default is for a real one.
         .env("RECONCILE_UNPROVEN_MS", "12000")
+        // The default: the clocks of two relayers are further off.
+        .env("RELAYER_CLOCK_SKEW_MS", "30000")
         .env("RELAYER_JAM_AFTER_MS", "5000")
         .env("RELAYER_MAX_IN_FLIGHT", "200");
     if run.rpc {
@@ -176,23 +202,30 @@ async fn deploy(chain: &Chain) -> Address {
     receipt.contract_address.expect("it was created")
 }
 
-/// Mines a block every [`BLOCK`] until it is dropped.
-struct Miner(JoinHandle<()>);
+/// Mines a block every [`BLOCK`] until it is dropped, except while the chain is frozen.
+struct Miner {
+    frozen: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
 
 impl Miner {
     fn start(chain: &Chain) -> Self {
-        let chain = chain.clone();
-        Self(tokio::spawn(async move {
+        let (chain, frozen) = (chain.clone(), Arc::new(AtomicBool::new(false)));
+        let is_frozen = Arc::clone(&frozen);
+        let task = tokio::spawn(async move {
             loop {
-                chain.mine().await;
+                if !is_frozen.load(Ordering::Relaxed) {
+                    chain.mine().await;
+                }
                 tokio::time::sleep(BLOCK).await;
             }
-        }))
+        });
+        Self { frozen, task }
     }
 }
 
 impl Drop for Miner {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
