@@ -3,6 +3,10 @@
 //! Every process on the same data goes by one clock, its store's, so that times written by one mean the same to the
 //! others. A [`Clock`] is handed to each part that needs the time; pure code takes `now` as an argument. The simulation
 //! in `tests/simulation` passes a clock of its own.
+//!
+//! [`send_fence`] limits the time from a claim to its submission.
+
+pub mod send_fence;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures::future::{BoxFuture, Either, select};
 use pipeline::sqlite::Clock as FileTime;
 
+use crate::clock::send_fence::SendFence;
 use crate::timestamp::Timestamp;
 
 /// A source of time.
@@ -25,9 +30,19 @@ pub trait TimeSource: Send + Sync + 'static {
         Duration::ZERO
     }
 
-    /// The steady clock of this machine, for durations and time limits.
+    /// The steady clock of this machine, for durations and time limits. It stops while the machine is suspended.
     fn instant(&self) -> Instant {
         Instant::now()
+    }
+
+    /// Time since this machine started, while it was suspended included.
+    fn since_boot(&self) -> Duration {
+        since_boot()
+    }
+
+    /// This machine's wall clock, which may be set at any time.
+    fn wall(&self) -> SystemTime {
+        SystemTime::now()
     }
 
     /// Completes after `span` by the steady clock. Bypasses Tokio's coop budget: work that uses up its task's budget on each
@@ -75,6 +90,21 @@ impl Clock {
     /// See [`TimeSource::slip`].
     pub fn slip(&self, at: Timestamp) -> Duration {
         self.0.slip(at)
+    }
+
+    /// A fence that lets a request be sent within `window` from now.
+    pub fn send_fence(&self, window: Duration) -> SendFence {
+        SendFence::new(self.clone(), window)
+    }
+
+    /// See [`TimeSource::since_boot`].
+    pub fn since_boot(&self) -> Duration {
+        self.0.since_boot()
+    }
+
+    /// See [`TimeSource::wall`].
+    pub fn wall(&self) -> SystemTime {
+        self.0.wall()
     }
 
     /// The steady clock of this machine.
@@ -153,6 +183,20 @@ impl TimeSource for ServerClock {
     fn now(&self) -> Timestamp {
         Timestamp(self.at_start_ms.load(Ordering::Relaxed)) + self.started.elapsed()
     }
+}
+
+/// Time since the machine started; the steady clock stops while it is suspended, this one does not.
+#[cfg(target_os = "linux")]
+pub(crate) fn since_boot() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Other systems: the steady clock, since this process first asked.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn since_boot() -> Duration {
+    static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed()
 }
 
 #[cfg(test)]
