@@ -47,8 +47,14 @@ struct UnresolvedClaim {
 impl UnresolvedClaim {
     fn case<'a>(&'a self, listing: &RelayerListing, clock: &Clock, timings: &'a Timings) -> LostSubmission<'a> {
         let Self { row, claim, unknown } = self;
-        let over = unknown.is_over(listing.read_at, timings);
+        let over = unknown.is_over(listing.read_at, timings) && !self.may_run(listing.read_at, clock, timings);
         LostSubmission { call: &row.call, claim, unknown, slip: clock.slip(claim.at), over, timings }
+    }
+
+    /// Whether the submission may still have been running at `read_at`, because the clock jumped since the claim. Then a
+    /// list read at that time proves no absence.
+    fn may_run(&self, read_at: Timestamp, clock: &Clock, timings: &Timings) -> bool {
+        clock.jump_hides(self.claim.at, read_at, timings.longest_submission())
     }
 }
 
@@ -88,7 +94,7 @@ impl UnknownOutcomes {
         let Some(claim) = &row.claim else { return Ok(None) };
         let (now, token) = (self.guarded.clock.now(), self.guarded.random.uuid_v4());
         let owner_gone = match self.guarded.store.last_heartbeat(&claim.consumer).await? {
-            Some(seen) => now.since(seen) > self.settings.consumer_dead_after,
+            Some(seen) => self.passed_since(seen) > self.settings.consumer_dead_after,
             None => true,
         };
         // Decided about the row as it was due: if it has moved since, it is looked at when it is due again.
@@ -169,6 +175,9 @@ impl UnknownOutcomes {
         if unproven.is_some() {
             counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
         }
+        if unresolved.may_run(listing.read_at, &self.guarded.clock, &self.guarded.timings) {
+            return self.postpone(std::slice::from_ref(unresolved), "the clock jumped since the claim").await;
+        }
         if !self.chain_allows_resend(unresolved, unproven).await? {
             return Ok(());
         }
@@ -215,13 +224,18 @@ impl UnknownOutcomes {
                 Ok(false)
             }
             ClaimOnChain::Clear => match unproven {
-                Some(why) if self.guarded.clock.now().since(claim.at) < self.guarded.timings.unproven_wait => {
+                Some(why) if self.passed_since(claim.at) < self.guarded.timings.unproven_wait => {
                     self.postpone(one, why).await?;
                     Ok(false)
                 }
                 _ => Ok(true),
             },
         }
+    }
+
+    /// Time that has certainly passed since `at`.
+    fn passed_since(&self, at: Timestamp) -> Duration {
+        self.guarded.clock.now().since(at.max(self.guarded.clock.steady_since()))
     }
 
     /// The chain has the call, under a record that the relayer does not show. The row is bound to the chain's transaction,
@@ -311,7 +325,7 @@ impl UnknownOutcomes {
         for UnresolvedClaim { row, claim, .. } in cases {
             let now = self.guarded.clock.now();
             let quick = self.guarded.timings.unknown_check;
-            let pause = (now.since(claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
+            let pause = (self.passed_since(claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
             info!(transactionId = %row.id, action = "still_unknown", "its outcome stays unknown: {why}");
             let decide = |row: &Transaction| match &row.claim {
                 Some(held) if held.token == claim.token => row.check_later(now + pause, now),
