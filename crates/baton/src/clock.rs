@@ -3,15 +3,21 @@
 //! Every process on the same data goes by one clock, its store's, so that times written by one mean the same to the
 //! others. A [`Clock`] is handed to each part that needs the time; pure code takes `now` as an argument. The simulation
 //! in `tests/simulation` passes a clock of its own.
+//!
+//! [`send_fence`] limits the time from a claim to its submission; [`server_clock`] follows a database server.
+
+pub mod send_fence;
+pub mod server_clock;
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::future::{BoxFuture, Either, select};
 use pipeline::sqlite::Clock as FileTime;
 
+use crate::clock::send_fence::SendFence;
+use crate::clock::server_clock::ServerClock;
 use crate::timestamp::Timestamp;
 
 /// A source of time.
@@ -25,9 +31,25 @@ pub trait TimeSource: Send + Sync + 'static {
         Duration::ZERO
     }
 
-    /// The steady clock of this machine, for durations and time limits.
+    /// The store's clock has not jumped ahead since this time. Of two times on different sides of it, the later one does
+    /// not prove how much time has passed since the earlier one.
+    fn steady_since(&self) -> Timestamp {
+        Timestamp(i64::MIN)
+    }
+
+    /// The steady clock of this machine, for durations and time limits. It stops while the machine is suspended.
     fn instant(&self) -> Instant {
         Instant::now()
+    }
+
+    /// Time since this machine started, while it was suspended included.
+    fn since_boot(&self) -> Duration {
+        since_boot()
+    }
+
+    /// This machine's wall clock, which may be set at any time.
+    fn wall(&self) -> SystemTime {
+        SystemTime::now()
     }
 
     /// Completes after `span` by the steady clock. Bypasses Tokio's coop budget: work that uses up its task's budget on each
@@ -75,6 +97,33 @@ impl Clock {
     /// See [`TimeSource::slip`].
     pub fn slip(&self, at: Timestamp) -> Duration {
         self.0.slip(at)
+    }
+
+    /// See [`TimeSource::steady_since`].
+    pub fn steady_since(&self) -> Timestamp {
+        self.0.steady_since()
+    }
+
+    /// Whether less than `span` may have passed from `at` to `by`, however far apart they look: the clock jumped ahead in
+    /// between, and not `span` ago.
+    pub fn jump_hides(&self, at: Timestamp, by: Timestamp, span: Duration) -> bool {
+        let steady_since = self.steady_since();
+        at < steady_since && by < steady_since + span
+    }
+
+    /// A fence that lets a request be sent within `window` from now.
+    pub fn send_fence(&self, window: Duration) -> SendFence {
+        SendFence::new(self.clone(), window)
+    }
+
+    /// See [`TimeSource::since_boot`].
+    pub fn since_boot(&self) -> Duration {
+        self.0.since_boot()
+    }
+
+    /// See [`TimeSource::wall`].
+    pub fn wall(&self) -> SystemTime {
+        self.0.wall()
     }
 
     /// The steady clock of this machine.
@@ -126,46 +175,49 @@ impl TimeSource for FileClock {
     fn slip(&self, at: Timestamp) -> Duration {
         self.0.slip_since(at.0)
     }
-}
 
-/// A database server's clock, carried on between two readings by this machine's steady clock.
-#[derive(Debug)]
-pub struct ServerClock {
-    started: Instant,
-    /// The server's time at `started`, in milliseconds since 1970.
-    at_start_ms: AtomicI64,
-}
-
-impl ServerClock {
-    /// A clock set to the server's time `now`.
-    pub fn new(now: Timestamp) -> Arc<Self> {
-        Arc::new(Self { started: Instant::now(), at_start_ms: AtomicI64::new(now.0) })
-    }
-
-    /// Sets it to the server's time `now`, so that the two clocks do not drift apart.
-    pub fn correct(&self, now: Timestamp) {
-        let since = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
-        self.at_start_ms.store(now.0.saturating_sub(since), Ordering::Relaxed);
+    fn steady_since(&self) -> Timestamp {
+        Timestamp(self.0.since_ms())
     }
 }
 
-impl TimeSource for ServerClock {
-    fn now(&self) -> Timestamp {
-        Timestamp(self.at_start_ms.load(Ordering::Relaxed)) + self.started.elapsed()
-    }
+/// Time since the machine started; the steady clock stops while it is suspended, this one does not.
+#[cfg(target_os = "linux")]
+pub(crate) fn since_boot() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Other systems: the steady clock, since this process first asked.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn since_boot() -> Duration {
+    static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    struct Jumped;
+
+    impl TimeSource for Jumped {
+        fn now(&self) -> Timestamp {
+            Timestamp(9000)
+        }
+
+        fn steady_since(&self) -> Timestamp {
+            Timestamp(8000)
+        }
+    }
+
     #[test]
-    fn a_servers_clock_goes_on_from_the_last_correction() {
-        let server = ServerClock::new(Timestamp(1_000_000));
-        let clock = Clock::of_server(&server);
-        assert!(clock.now().since(Timestamp(1_000_000)) < Duration::from_secs(60));
-        server.correct(Timestamp(9_000_000));
-        assert!(clock.now() >= Timestamp(9_000_000));
+    fn a_span_across_a_jump_is_counted_from_the_jump() {
+        let (clock, span) = (Clock::new(Jumped), Duration::from_millis(500));
+        assert!(clock.jump_hides(Timestamp(1000), Timestamp(8499), span));
+        assert!(!clock.jump_hides(Timestamp(1000), Timestamp(8500), span));
+        assert!(!clock.jump_hides(Timestamp(8000), Timestamp(8001), span), "both after the jump");
+        assert!(!Clock::system().jump_hides(Timestamp(0), Timestamp(1), span), "a clock that never jumps");
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -46,6 +46,8 @@ struct Set {
     addresses: BTreeMap<String, String>,
     /// Stops the servers when its standard input ends: when this is dropped, or this process ends in any way.
     keeper: Child,
+    /// Sets MariaDB's clock.
+    clock: Option<PathBuf>,
 }
 
 impl Server {
@@ -70,6 +72,16 @@ impl Servers {
     pub async fn running(servers: &'static [Server]) -> Self {
         let mut set = Set::any(servers).expect("a directory for the servers");
         set.start().await.expect("the servers start");
+        Self { set: Some(set) }
+    }
+
+    /// A MariaDB whose clock the file `clock` sets, in the syntax of libfaketime (`+1h`).
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub async fn mariadb_with_clock(clock: &Path) -> Self {
+        let mut set = Set::new(&[Server::MariaDb], Some(clock.to_owned())).expect("a directory for the server");
+        set.start().await.expect("the server starts");
         Self { set: Some(set) }
     }
 
@@ -148,7 +160,7 @@ impl Drop for Servers {
             // A killed server cannot continue, and need not.
             let _ = set.signal(*server, "CONT");
         }
-        if !std::thread::panicking() {
+        if !std::thread::panicking() && set.clock.is_none() {
             IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(set);
         }
     }
@@ -161,6 +173,10 @@ impl Set {
         if let Some(place) = idle.iter().position(|set| set.servers == servers) {
             return Ok(idle.swap_remove(place));
         }
+        Self::new(servers, None)
+    }
+
+    fn new(servers: &'static [Server], clock: Option<PathBuf>) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("baton-servers-").tempdir()?.keep();
         // PostgreSQL runs as another user and needs access.
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755))?;
@@ -172,7 +188,7 @@ impl Set {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Self { servers, directory, addresses: BTreeMap::new(), keeper })
+        Ok(Self { servers, directory, addresses: BTreeMap::new(), keeper, clock })
     }
 
     /// Starts the servers that do not run.
@@ -191,6 +207,9 @@ impl Set {
         let names = servers.iter().map(|server| server.name());
         let mut run = Command::new(SCRIPT);
         run.arg(command).args(names).env("BATON_SERVICES_DIR", &self.directory).stdin(Stdio::null());
+        if let Some(clock) = &self.clock {
+            run.env("BATON_MARIADB_CLOCK", clock);
+        }
         let output = run.output().await.context("scripts/services can be run")?;
         if !output.status.success() {
             let said = [output.stdout, output.stderr].concat();

@@ -28,7 +28,7 @@ pub struct Timings {
 }
 
 /// A connection whose bytes are not acknowledged for this long is dead.
-const BYTES_LATE_MAX: Duration = Duration::from_secs(10);
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(10);
 
 impl Timings {
     /// The timings of a configuration that sets none of them.
@@ -51,14 +51,19 @@ impl Timings {
         self.claim_check
     }
 
-    /// How long the kernel retransmits what was written to a connection, even after we have given the request up.
-    pub fn bytes_late_max(&self) -> Duration {
-        self.submit_timeout.min(BYTES_LATE_MAX)
+    /// How long the kernel goes on with a connection whose bytes are not acknowledged.
+    ///
+    /// A running process closes a connection after [`Timings::submit_timeout`], which drops what was not delivered. A frozen
+    /// process cannot; then the kernel does it, this long after its first retransmission. Half of the submission timeout
+    /// leaves the other half for the time until that retransmission.
+    pub fn unacknowledged_max(&self) -> Duration {
+        (self.submit_timeout / 2).min(UNACKNOWLEDGED_MAX)
     }
 
-    /// Time from a claim until its submission can no longer take effect: it is written within the send window, its bytes
-    /// arrive at most [`Timings::bytes_late_max`] later, and then the relayer works on it.
+    /// Time from a claim until its submission can no longer take effect. It begins to be written within the send window; its
+    /// last byte leaves before its connection is closed, at the latest after the submission timeout; then the relayer works
+    /// on it.
     pub fn longest_submission(&self) -> Duration {
-        self.send_window + self.submit_timeout.max(self.bytes_late_max() + self.relayer_timeout)
+        self.send_window + self.submit_timeout + self.relayer_timeout
     }
 }

@@ -1,12 +1,24 @@
 //! Requests to other services as bytes: what leaves this process and what comes back, below all JSON and all judgement
 //! of answers. The real transport is HTTP; the simulation has a network of its own.
 
-use std::time::{Duration, Instant};
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
-use reqwest::{Method, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, SizeHint};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Method, StatusCode, Url};
+
+use super::outgoing::HttpClient;
+use crate::clock::send_fence::SendFence;
 
 /// A way to send a request and receive its answer.
 #[async_trait]
@@ -24,8 +36,8 @@ pub struct Request {
     pub url: String,
     /// JSON text; a GET has none.
     pub body: Option<Bytes>,
-    /// The send fence: the body is not written after this. Without its body a POST has no effect.
-    pub not_after: Option<Instant>,
+    /// The send fence: the body is not written once it has closed. Without its body a POST has no effect.
+    pub fence: Option<SendFence>,
     /// Time limit from connecting to the last byte of the answer.
     pub timeout: Duration,
     /// Longest answer that is read.
@@ -72,73 +84,166 @@ pub enum TransportFailure {
 
 /// The real transport.
 pub struct HttpTransport {
-    http: reqwest::Client,
+    http: HttpClient,
+    headers: HeaderMap,
 }
 
-/// Text of the error that stops a fenced body.
-const FENCED: &str = "the claim is too old to send";
-
 impl HttpTransport {
-    /// Sends with this client's connections and headers.
-    pub fn new(http: reqwest::Client) -> Self {
-        Self { http }
+    /// Sends over this client's connections, with these headers in each request.
+    pub fn new(http: HttpClient, headers: HeaderMap) -> Self {
+        Self { http, headers }
     }
 }
 
 #[async_trait]
 impl Transport for HttpTransport {
     async fn send(&self, request: Request) -> Result<Response, TransportError> {
-        let Request { method, url, body, not_after, timeout, answer_bytes_max } = request;
-        let mut call = self.http.request(method, url).timeout(timeout);
-        if let Some(body) = body {
-            call = call.header(CONTENT_TYPE, "application/json").header(CONTENT_LENGTH, body.len());
-            call = match not_after {
-                None => call.body(body),
-                // The body is handed over only when the connection is about to write it, and only inside the fence.
-                Some(not_after) => call.body(reqwest::Body::wrap_stream(futures::stream::once(async move {
-                    if Instant::now() < not_after { Ok(body) } else { Err(std::io::Error::other(FENCED)) }
-                }))),
-            };
-        }
-        let mut response = call.send().await.map_err(|error| {
-            let past_fence = not_after.is_some_and(|not_after| Instant::now() >= not_after);
-            failure(error, past_fence, None)
-        })?;
-        let (status, headers) = (response.status(), response.headers().clone());
-        let mut body = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(|error| failure(error, false, Some(status)))? {
-            if body.len() + piece.len() > answer_bytes_max {
-                let cause = "the answer is too long".to_owned();
-                return Err(TransportError { kind: TransportFailure::AnswerTooLong, cause, status: Some(status) });
+        let (timeout, answer_bytes_max) = (request.timeout, request.answer_bytes_max);
+        let refused = Arc::new(AtomicBool::new(false));
+        let call = self.call(request, &refused)?;
+        // Dropped at the end of its time, the call closes its connection, and nothing more of it is delivered.
+        let status = std::sync::OnceLock::new();
+        let answered = tokio::time::timeout(timeout, async {
+            let response = self.http.request(call).await.map_err(|error| {
+                let (fenced, connect) = (refused.load(Ordering::Relaxed), error.is_connect());
+                let kind = if fenced {
+                    TransportFailure::Fenced
+                } else if connect {
+                    TransportFailure::NoConnection
+                } else {
+                    TransportFailure::Lost
+                };
+                TransportError { kind, cause: root(&error), status: None }
+            })?;
+            let (head, mut incoming) = response.into_parts();
+            let _ = status.set(head.status);
+            let mut body = Vec::new();
+            while let Some(frame) = incoming.frame().await {
+                let frame = frame.map_err(|error| TransportError {
+                    kind: TransportFailure::Lost,
+                    cause: root(&error),
+                    status: Some(head.status),
+                })?;
+                let Ok(piece) = frame.into_data() else { continue };
+                if body.len() + piece.len() > answer_bytes_max {
+                    let cause = "the answer is too long".to_owned();
+                    return Err(TransportError {
+                        kind: TransportFailure::AnswerTooLong,
+                        cause,
+                        status: Some(head.status),
+                    });
+                }
+                body.extend_from_slice(&piece);
             }
-            body.extend_from_slice(&piece);
-        }
-        Ok(Response { status, headers, body: body.into() })
+            Ok(Response { status: head.status, headers: head.headers, body: body.into() })
+        })
+        .await;
+        answered.unwrap_or_else(|_| {
+            let (kind, cause) = (TransportFailure::TimedOut, "no answer in time".to_owned());
+            Err(TransportError { kind, cause, status: status.get().copied() })
+        })
     }
 }
 
-/// What a failed send proves. Only a connection that was never made, or a body that was never handed over, proves that
-/// nothing was sent.
-fn failure(error: reqwest::Error, past_fence: bool, status: Option<StatusCode>) -> TransportError {
-    let error = error.without_url();
-    let cause = root(&error);
-    let kind = if past_fence && cause.contains(FENCED) {
-        TransportFailure::Fenced
-    } else if error.is_connect() {
-        TransportFailure::NoConnection
-    } else if error.is_timeout() {
-        TransportFailure::TimedOut
-    } else {
-        TransportFailure::Lost
-    };
-    TransportError { kind, cause, status }
+impl HttpTransport {
+    fn call(&self, request: Request, refused: &Arc<AtomicBool>) -> Result<hyper::Request<RequestBody>, TransportError> {
+        let unusable = |cause: &dyn std::fmt::Display| TransportError {
+            kind: TransportFailure::NoConnection,
+            cause: format!("the request cannot be made: {cause}"),
+            status: None,
+        };
+        let mut url = Url::parse(&request.url).map_err(|error| unusable(&error))?;
+        let mut headers = self.headers.clone();
+        headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+        if let Some(credentials) = credentials(&mut url) {
+            headers.insert(AUTHORIZATION, credentials);
+        }
+        if request.body.is_some() {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        let body = RequestBody { bytes: request.body, fence: request.fence, refused: Arc::clone(refused) };
+        let mut call = hyper::Request::builder().method(request.method).uri(url.as_str()).body(body);
+        if let Ok(call) = &mut call {
+            *call.headers_mut() = headers;
+        }
+        call.map_err(|error| unusable(&error))
+    }
 }
 
-/// The innermost cause: reqwest's own text names only the URL.
-fn root(error: &dyn std::error::Error) -> String {
+/// User and password of a URL as a header; they are taken out of the URL.
+fn credentials(url: &mut Url) -> Option<HeaderValue> {
+    if url.username().is_empty() && url.password().is_none() {
+        return None;
+    }
+    let decoded = |text: &str| percent_decoded(text);
+    let pair = format!("{}:{}", decoded(url.username()), decoded(url.password().unwrap_or_default()));
+    // Neither fails for a URL that has a host.
+    let _ = (url.set_username(""), url.set_password(None));
+    let mut header = HeaderValue::from_str(&format!("Basic {}", BASE64_STANDARD.encode(pair))).ok()?;
+    header.set_sensitive(true);
+    Some(header)
+}
+
+/// The text with its `%xx` decoded.
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.get(..2).and_then(|code| std::str::from_utf8(code).ok());
+        match code.filter(|_| *first == b'%').and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A request's body, handed over when the connection is about to write it, and only inside the fence.
+pub struct RequestBody {
+    bytes: Option<Bytes>,
+    fence: Option<SendFence>,
+    /// Set if the fence was closed.
+    refused: Arc<AtomicBool>,
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        let Some(bytes) = self.bytes.take() else { return Poll::Ready(None) };
+        Poll::Ready(Some(match self.fence.as_ref().and_then(SendFence::closed) {
+            None => Ok(Frame::data(bytes)),
+            Some(why) => {
+                self.refused.store(true, Ordering::Relaxed);
+                Err(std::io::Error::other(why))
+            }
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
+}
+
+/// The innermost cause: the outer ones only name the step that failed.
+fn root(error: &dyn Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
         cause = inner;
     }
     cause.to_string()
 }
+
+#[cfg(test)]
+mod tests;

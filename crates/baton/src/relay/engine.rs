@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use pipeline::queue::rabbitmq::{RabbitMqOptions, RabbitMqQueue, Topology};
@@ -10,9 +10,10 @@ use pipeline::queue::sqlite::SqliteQueue;
 use pipeline::sqlite::Database;
 use pipeline::{Queue, QueueOptions};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{info, warn};
 
-use crate::clock::{Clock, ServerClock};
+use crate::clock::server_clock::{ClockEvent, Plan, RECORD_EVERY, ServerClock, ServerReading};
+use crate::clock::{Clock, since_boot};
 use crate::config::{Config, QueueEngine};
 use crate::queues::open_sqs;
 use crate::relay::accept::intake::AcceptMode;
@@ -42,10 +43,8 @@ enum Messages {
     Elsewhere(Arc<dyn Queue>),
 }
 
-/// Pause between two questions to the database server for its time.
-const CLOCK_EVERY: Duration = Duration::from_secs(30);
 /// An answer that took longer says too little about the server's time.
-const CLOCK_ANSWER_MAX: Duration = Duration::from_millis(200);
+const CLOCK_ANSWER_MAX: Duration = Duration::from_secs(1);
 
 impl RelayEngine {
     /// Opens what the configuration names, and brings the schema up to date.
@@ -147,23 +146,63 @@ impl RelayEngine {
         }
     }
 
-    /// Keeps the clock with the database server's until shutdown.
+    /// Keeps the clock with the database server's, and records it, until shutdown.
     pub async fn watch(&self, shutdown: CancellationToken) {
         let Store::MySql(store, server) = &self.store else { return shutdown.cancelled().await };
+        let mut warned = false;
         loop {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                () = self.clock.sleep(CLOCK_EVERY) => {}
+                () = self.clock.sleep(RECORD_EVERY) => {}
             }
-            let asked = Instant::now();
-            match store.now().await {
-                // After a slow answer this machine's steady clock is the better estimate.
-                Ok(_) if asked.elapsed() > CLOCK_ANSWER_MAX => {}
-                Ok(now) => server.correct(now + asked.elapsed() / 2),
-                Err(failure) => warn!(action = "clock_unknown", "the database gives no time: {failure}"),
+            // Without an answer this machine's time since boot carries the clock on.
+            match read_and_record(store, CLOCK_ANSWER_MAX, |reading| server.plan(reading)).await {
+                Ok(Some(plan)) => {
+                    report(plan.event);
+                    server.follow(&plan);
+                    warned = false;
+                }
+                Ok(None) => {}
+                Err(failure) if !warned => {
+                    warn!(action = "clock_unknown", "{failure:#}");
+                    warned = true;
+                }
+                Err(_) => {}
             }
         }
+    }
+}
+
+/// Reads the server's clock and records what `decide` makes of it. `None` if the answer took longer than `answer_max`, or
+/// another process has recorded the clock in between: all processes go by one record.
+async fn read_and_record(
+    store: &MySqlStore,
+    answer_max: Duration,
+    decide: impl Fn(&ServerReading) -> Plan,
+) -> anyhow::Result<Option<Plan>> {
+    let asked = since_boot();
+    let (server, record) = store.read_clock().await.context("the database gives no time")?;
+    let reading = ServerReading::answered(server, record, asked);
+    if reading.since_boot.saturating_sub(asked) > answer_max {
+        return Ok(None);
+    }
+    let plan = decide(&reading);
+    let recorded = if plan.write { store.record_clock(record.as_ref(), &plan.record).await } else { Ok(true) };
+    Ok(recorded.context("the store's clock cannot be recorded")?.then_some(plan))
+}
+
+fn report(event: ClockEvent) {
+    match event {
+        ClockEvent::Steady => {}
+        ClockEvent::SetBack(by) => warn!(
+            action = "clock_set_back",
+            "the database server's clock was set back by {by:?}; Baton's clock goes on, ahead of it"
+        ),
+        ClockEvent::JumpedAhead(by) => {
+            warn!(action = "clock_jumped", "the database server's clock jumped ahead by {by:?}; open waits start over");
+        }
+        ClockEvent::Unobserved => info!(action = "clock_unobserved", "no process has recorded the time for a while"),
     }
 }
 
@@ -171,8 +210,16 @@ async fn open_mysql(url: &str, connections: usize) -> anyhow::Result<(MySqlStore
     let options = MySqlOptions { connections_max: connections, ..MySqlOptions::new(url) };
     MySqlStore::migrate(&options).await.context("DATABASE_URL: cannot bring the schema up to date")?;
     let store = MySqlStore::open(&options).await.context("DATABASE_URL: cannot prepare the transaction store")?;
-    let now = store.now().await.context("DATABASE_URL: the database gives no time")?;
-    Ok((store, ServerClock::new(now)))
+    let plan = loop {
+        // A late answer makes the first reading less exact; the next ones put it right.
+        if let Some(plan) =
+            read_and_record(&store, Duration::MAX, ServerClock::first_plan).await.context("DATABASE_URL")?
+        {
+            break plan;
+        }
+    };
+    report(plan.event);
+    Ok((store, ServerClock::new(&plan)))
 }
 
 async fn open_rabbitmq(

@@ -70,7 +70,7 @@ impl RelayLane {
             .relayers
             .iter()
             .map(|(url, key)| {
-                RelayerClient::new(url, key, relay.timings.bytes_late_max())
+                RelayerClient::new(url, key, relay.timings.unacknowledged_max())
                     .map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}"))
             })
             .collect::<anyhow::Result<Vec<_>>>()?;

@@ -98,7 +98,8 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     fixture.execute("DELETE FROM schema_version WHERE version >= 3").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN relayer_says").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN cancel_requested_at").await;
-    assert_eq!(fixture.migrate().await, 3);
+    assert!(fixture.migrate().await >= 3, "each later step again");
+    assert_eq!(fixture.migrate().await, 0);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
     let report = Report { hash: Some("0x1".into()), ..report("oz-1", ReportedStatus::Confirmed) };
     let now = now();

@@ -90,6 +90,29 @@ async fn clock_back_after_a_restart_of_the_machine() {
     assert_eq!(ledger.failed, 0);
 }
 
+/// The machine's wall clock runs away from its steady clock, as after a virtual machine was paused and its clock put right:
+/// between a claim and its submission hours may have passed. Nothing is sent until the clocks agree again.
+#[tokio::test]
+async fn clock_disagrees_with_the_time_that_passed() {
+    let clock = Clock::new();
+    let relay = clock.start_relay().await;
+    let accepted = || relay.relayers.iter().map(|relayer| relayer.accepted().len()).sum::<usize>();
+    let before = accepted();
+    // A day in each second: more than a second between the claim and the submission.
+    clock.set("+0 x86400");
+    let id = relay.send_serial(1).await;
+    eventually_ok(SOON, "a submission to be held back", || async {
+        let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+        if timeline.to_string().contains("clock jumped") { Ok(()) } else { Err(timeline.to_string()) }
+    })
+    .await;
+    assert_eq!(accepted(), before, "none was sent");
+    // Without a rate libfaketime keeps the last one.
+    clock.set("+0 x1");
+    relay.until_status(&id, "confirmed").await;
+    assert_eq!(accepted(), before + 1);
+}
+
 fn inject_clock_jump_faults(relay: &RelayFixture, seed: u64) {
     inject_faults(relay, seed, |plan| {
         plan.with(PostFault::ErrorBeforeStoring, 0.03)

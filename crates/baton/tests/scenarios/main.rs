@@ -12,6 +12,7 @@ mod item_faults;
 mod killed_before_queueing;
 mod ledger;
 mod load_client;
+mod network_cut;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod relay_fixture;

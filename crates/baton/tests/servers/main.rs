@@ -13,6 +13,7 @@ mod killed;
 mod ledger;
 #[path = "../scenarios/load_client.rs"]
 mod load_client;
+mod mysql_clock;
 mod mysql_full;
 mod mysql_locks;
 mod mysql_read_only;

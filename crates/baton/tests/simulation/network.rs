@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use super::setup::{Fault, Mutation};
 use super::world::{
-    Effect, HISTORY, REQUEST_LIFETIME, RETENTION, Rng, SIGNERS, Sim, World, direct_request, note, signer,
+    BASE, Effect, HISTORY, REQUEST_LIFETIME, RETENTION, Rng, SIGNERS, Sim, World, direct_request, note, signer,
 };
 
 pub type Answer = Result<Response, TransportError>;
@@ -222,11 +222,12 @@ impl World {
         if now >= deadline {
             return Err(failure(TransportFailure::TimedOut));
         }
-        if let Some(not_after) = request.not_after {
+        let fence = request.fence.as_ref().map(|fence| BASE + fence.ends().as_millis() as i64);
+        if let Some(fence) = fence {
             let fence = match self.mutation {
                 Mutation::NoFence => i64::MAX,
-                Mutation::LateFence => self.at(not_after) + 20_000,
-                _ => self.at(not_after),
+                Mutation::LateFence => fence + 20_000,
+                _ => fence,
             };
             if now >= fence {
                 self.counters.fenced += 1;
@@ -240,9 +241,9 @@ impl World {
         let mut until = now + REQUEST_LIFETIME;
         if post {
             let effect = Effect::of_body(&body);
-            self.check_written(node, &effect, request.not_after.map(|not_after| self.at(not_after)));
+            self.check_written(node, &effect, fence);
             if self.mutation == Mutation::LateBytes && self.rng.one_in(3) {
-                transit = 31_000 + self.rng.below(120_000) as i64;
+                transit = REQUEST_LIFETIME + 1000 + self.rng.below(120_000) as i64;
                 until = now + transit + 1;
             } else if self.has(Fault::Retransmit) && self.rng.one_in(4) {
                 let span = REQUEST_LIFETIME as u64 - 10;

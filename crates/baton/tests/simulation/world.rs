@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use alloy_primitives::{Address, Bytes, U256, aliases::U48};
 use baton::clock::TimeSource;
@@ -48,7 +48,7 @@ pub const CLOCK_SKEW: Duration = Duration::from_secs(30);
 pub const RETENTION: Duration = Duration::from_secs(3600);
 /// Longest time from the moment a request is written to the moment the relayer is done with it, unless the relayer was
 /// frozen: what the product allows for. Bytes that arrive later break it (see [`Mutation::LateBytes`]).
-pub const REQUEST_LIFETIME: i64 = 30_000;
+pub const REQUEST_LIFETIME: i64 = 60_000;
 /// Different direct calls in a world; one more is the relayers' history.
 pub const CONTENTS: usize = 5;
 pub const HISTORY: usize = CONTENTS;
@@ -403,10 +403,6 @@ impl World {
         self.base + Duration::from_millis((self.now - BASE) as u64)
     }
 
-    pub fn at(&self, instant: Instant) -> i64 {
-        BASE + instant.saturating_duration_since(self.base).as_millis() as i64
-    }
-
     /// Wakes everything whose time has come.
     pub fn fire_timers(&mut self) {
         while let Some(entry) = self.timers.first_entry() {
@@ -501,6 +497,14 @@ impl TimeSource for Sim {
 
     fn instant(&self) -> Instant {
         self.w().instant()
+    }
+
+    fn since_boot(&self) -> Duration {
+        Duration::from_millis((self.w().now - BASE) as u64)
+    }
+
+    fn wall(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.w().now as u64)
     }
 
     fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {

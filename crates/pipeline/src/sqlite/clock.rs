@@ -34,6 +34,12 @@ impl Clock {
         UNIX_EPOCH + Duration::from_millis(u64::try_from(self.now_ms()).unwrap_or(0))
     }
 
+    /// When this clock was set after the last boot, in milliseconds since 1970. The time from an earlier stored time to now
+    /// includes a restart of the machine, across which the clock may have jumped ahead.
+    pub fn since_ms(self) -> i64 {
+        self.since_ms
+    }
+
     /// Additional error of a stored time against an external clock, compared to a current time. Zero, unless the system
     /// clock was found stepped at a boot after `at_ms`.
     pub fn slip_since(self, at_ms: i64) -> Duration {

@@ -15,12 +15,13 @@ use std::time::Duration;
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{SolCall, sol};
 use metrics::counter;
+use reqwest::header::HeaderMap;
 use reqwest::{Method, Url};
 use serde_json::{Value, json};
 
 use crate::config::{ChainConfig, ForwarderConfig};
 use crate::evm::parse_amount;
-use crate::http::outgoing;
+use crate::http::outgoing::{self, ConnectionLimits};
 use crate::http::transport::{HttpTransport, Request, Transport, TransportError, TransportFailure};
 use crate::relay::request::call::Call;
 use crate::relay::request::forward::{DOMAIN_VERSION, Signer};
@@ -96,8 +97,8 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 impl Chain {
     /// The chain of the configuration; nothing is sent yet.
     pub fn new(config: &ChainConfig) -> Result<Self, String> {
-        let http = outgoing::client(IDLE_TIMEOUT).build().map_err(|error| format!("no HTTP client: {error}"))?;
-        Self::over(Arc::new(HttpTransport::new(http)), config)
+        let http = outgoing::client(ConnectionLimits { idle: IDLE_TIMEOUT, unacknowledged: None })?;
+        Self::over(Arc::new(HttpTransport::new(http, HeaderMap::new())), config)
     }
 
     /// [`Chain::new`] over any transport.
@@ -288,7 +289,7 @@ impl Chain {
             method: Method::POST,
             url: url.to_string(),
             body: Some(body.to_string().into()),
-            not_after: None,
+            fence: None,
             timeout: self.timeout,
             answer_bytes_max: ANSWER_BYTES_MAX,
         };

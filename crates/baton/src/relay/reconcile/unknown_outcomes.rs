@@ -29,6 +29,7 @@ use crate::relay::state::transaction::{
 };
 use crate::relay::store::{BoundRecord, Saved, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
+use crate::timestamp::Timestamp;
 
 /// Settles claims of unknown outcome.
 pub struct UnknownOutcomes {
@@ -49,8 +50,14 @@ struct UnresolvedClaim {
 impl UnresolvedClaim {
     fn case<'a>(&'a self, listing: &RelayerListing, clock: &Clock, timings: &'a Timings) -> LostSubmission<'a> {
         let Self { row, claim, unknown } = self;
-        let over = unknown.is_over(listing.read_at, timings);
+        let over = unknown.is_over(listing.read_at, timings) && !self.may_run(listing.read_at, clock, timings);
         LostSubmission { call: &row.call, claim, unknown, slip: clock.slip(claim.at), over, timings }
+    }
+
+    /// Whether the submission may still have been running at `read_at`, because the clock jumped since the claim. Then a
+    /// list read at that time proves no absence.
+    fn may_run(&self, read_at: Timestamp, clock: &Clock, timings: &Timings) -> bool {
+        clock.jump_hides(self.claim.at, read_at, timings.longest_submission())
     }
 }
 
@@ -91,7 +98,7 @@ impl UnknownOutcomes {
         let Some(claim) = &row.claim else { return Ok(None) };
         let (now, token) = (self.guarded.clock.now(), self.guarded.random.uuid_v4());
         let owner_gone = match self.guarded.store.last_heartbeat(&claim.consumer).await? {
-            Some(seen) => now.since(seen) > self.settings.consumer_dead_after,
+            Some(seen) => self.passed_since(seen) > self.settings.consumer_dead_after,
             None => true,
         };
         // Decided about the row as it was due: if it has moved since, it is looked at when it is due again.
@@ -214,6 +221,9 @@ impl UnknownOutcomes {
         if unproven.is_some() {
             counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
         }
+        if unresolved.may_run(listing.read_at, &self.guarded.clock, &self.guarded.timings) {
+            return self.postpone(std::slice::from_ref(unresolved), "the clock jumped since the claim").await;
+        }
         if !self.chain_allows_resend(unresolved, case, listing, rivals.any(), unproven).await? {
             return Ok(());
         }
@@ -286,7 +296,7 @@ impl UnknownOutcomes {
             }
             return Ok(unproven.is_none());
         };
-        let young = self.guarded.clock.now().since(claim.at) < self.guarded.timings.unproven_wait;
+        let young = self.passed_since(claim.at) < self.guarded.timings.unproven_wait;
         // A transaction on the chain may be an equal claim's. Taken while our own submission can still arrive, it would
         // make that claim look absent, and both calls would be made again.
         if rivals && !case.over && young {
@@ -314,6 +324,11 @@ impl UnknownOutcomes {
                 Ok(true)
             }
         }
+    }
+
+    /// Time that has certainly passed since `at`.
+    fn passed_since(&self, at: Timestamp) -> Duration {
+        self.guarded.clock.now().since(at.max(self.guarded.clock.steady_since()))
     }
 
     /// The chain has the call. If the relayer lists a record with that nonce, the row is bound to the record; if not, to the
@@ -380,7 +395,7 @@ impl UnknownOutcomes {
         for UnresolvedClaim { row, claim, .. } in cases {
             let now = self.guarded.clock.now();
             let quick = self.guarded.timings.unknown_check;
-            let pause = (now.since(claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
+            let pause = (self.passed_since(claim.at) / 4).clamp(quick, SLOW_CHECK.max(quick));
             info!(transactionId = %row.id, action = "still_unknown", "its outcome stays unknown: {why}");
             let decide = |row: &Transaction| match &row.claim {
                 Some(held) if held.token == claim.token => row.check_later(now + pause, now),

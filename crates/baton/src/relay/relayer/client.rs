@@ -3,7 +3,7 @@
 //! (`relay/submit/consumer.rs`) acts on it.
 
 use std::sync::{Arc, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use alloy_primitives::Address;
 use bytes::Bytes;
@@ -12,8 +12,9 @@ use reqwest::{Method, StatusCode, Url};
 use serde_json::Value;
 
 use super::wire::{self, Dialect, Listed, Page, RelayerStatus};
+use crate::clock::send_fence::SendFence;
 use crate::config::Secret;
-use crate::http::outgoing;
+use crate::http::outgoing::{self, ConnectionLimits};
 use crate::http::transport::{HttpTransport, Request, Response, Transport, TransportError, TransportFailure};
 use crate::relay::request::call::Call;
 use crate::relay::state::apply_report::Report;
@@ -131,19 +132,16 @@ const ANSWER_BYTES_MAX: usize = 2 * PAGE_SIZE * 256 * 1024;
 impl RelayerClient {
     /// A client for `url`: a base URL with one relayer behind it, or one that ends in `/api/v1/relayers/{id}`.
     ///
-    /// `bytes_late_max` is how long the kernel may go on sending what was written before a connection was given up.
-    pub fn new(url: &Url, api_key: &Secret, bytes_late_max: Duration) -> Result<Self, String> {
+    /// The kernel gives a connection up whose bytes are not acknowledged for `unacknowledged_max`.
+    pub fn new(url: &Url, api_key: &Secret, unacknowledged_max: Duration) -> Result<Self, String> {
         let mut headers = HeaderMap::new();
         let mut bearer = HeaderValue::from_str(&format!("Bearer {}", api_key.expose()))
             .map_err(|_| "the API key has characters that cannot stand in a header".to_owned())?;
         bearer.set_sensitive(true);
         headers.insert(AUTHORIZATION, bearer);
-        let http = outgoing::client(IDLE_TIMEOUT)
-            .default_headers(headers)
-            .tcp_user_timeout(bytes_late_max)
-            .build()
-            .map_err(|error| format!("no HTTP client: {error}"))?;
-        Ok(Self::over(Arc::new(HttpTransport::new(http)), url))
+        let limits = ConnectionLimits { idle: IDLE_TIMEOUT, unacknowledged: Some(unacknowledged_max) };
+        let http = outgoing::client(limits).map_err(|error| format!("no HTTP client: {error}"))?;
+        Ok(Self::over(Arc::new(HttpTransport::new(http, headers)), url))
     }
 
     /// A client for `url` over any transport.
@@ -210,9 +208,9 @@ impl RelayerClient {
         }
     }
 
-    /// Submits a call. Nothing is sent once `not_after` has passed: by then another process may have taken the claim
+    /// Submits a call. Nothing is sent once the fence has closed: by then another process may have taken the claim
     /// over, and a process that was stopped and continued must not act on it.
-    pub async fn submit(&self, call: &Call, not_after: Instant, timeout: Duration) -> Answer {
+    pub async fn submit(&self, call: &Call, fence: SendFence, timeout: Duration) -> Answer {
         let target = match self.known_target(timeout).await {
             Ok(target) => target,
             Err(error) => {
@@ -225,7 +223,7 @@ impl RelayerClient {
         };
         let body = Bytes::from(wire::write_send(call, target.dialect).to_string());
         let request = self.request(Method::POST, url, Some(body), timeout);
-        match self.transport.send(Request { not_after: Some(not_after), ..request }).await {
+        match self.transport.send(Request { fence: Some(fence), ..request }).await {
             Ok(answer) => judge_answer(answer.status, &answer.headers, &text(&answer)),
             Err(failure) => judge_failure(failure),
         }
@@ -317,7 +315,7 @@ impl RelayerClient {
     }
 
     fn request(&self, method: Method, url: String, body: Option<Bytes>, timeout: Duration) -> Request {
-        Request { method, url, body, not_after: None, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
+        Request { method, url, body, fence: None, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
     }
 
     fn join(&self, path: &str) -> String {

@@ -201,8 +201,9 @@ impl Consumer {
                 chosen.answered(Sent::NotSent);
                 return self.fail_unsent(row, &reason, false).await;
             }
-            // Taken before the claim's own time, from which a takeover counts: the fence ends no later than the claim.
-            let claiming = self.guarded.clock.instant();
+            let timings = &self.guarded.timings;
+            // Begins before the claim's own time, from which a takeover counts: the fence ends no later than the claim.
+            let fence = self.guarded.clock.send_fence(timings.send_window);
             let claimed = self.claim(&row, &chosen).await;
             let Ok(Some((claimed, token))) = claimed else {
                 chosen.answered(Sent::NotSent);
@@ -211,10 +212,8 @@ impl Consumer {
                 return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
             };
             let relayer = chosen.client.url().clone();
-            let timings = &self.guarded.timings;
             let started = self.guarded.clock.instant();
-            let answer =
-                chosen.client.submit(&claimed.call, claiming + timings.send_window, timings.submit_timeout).await;
+            let answer = chosen.client.submit(&claimed.call, fence, timings.submit_timeout).await;
             histogram!("baton_submit_seconds", "relayer" => relayer.0.clone())
                 .record(self.guarded.clock.elapsed(started).as_secs_f64());
             counter!("baton_submissions_total", "relayer" => relayer.0.clone(), "answer" => answer.name()).increment(1);
@@ -238,7 +237,8 @@ impl Consumer {
                         .await?;
                     match released {
                         Updated::Moved(released) if why != NotTaken::Fenced => row = *released,
-                        _ => return Ok(Outcome::Retry { after: Duration::ZERO, reason: detail }),
+                        // Not at once: a machine whose clocks disagree would claim and release without end.
+                        _ => return Ok(Outcome::Retry { after: WAIT, reason: detail }),
                     }
                     tried.push(relayer);
                 }

@@ -301,11 +301,11 @@ fn a_second_claim_is_refused() {
 #[test]
 fn a_live_claim_cannot_be_taken_over_and_a_late_finish_is_refused() {
     let row = claimed(Timestamp(0));
-    let early = row.take_over(&consumer("b"), token(11), false, Timestamp(44_999), &Timings::DEFAULT);
+    let early = row.take_over(&consumer("b"), token(11), false, Timestamp(64_999), &Timings::DEFAULT);
     assert_eq!(early.unwrap_err(), Refused::NotOurClaim);
     let taken =
-        row.take_over(&consumer("b"), token(11), false, Timestamp(45_000), &Timings::DEFAULT).unwrap().transaction;
-    let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(46_000), &Timings::DEFAULT);
+        row.take_over(&consumer("b"), token(11), false, Timestamp(65_000), &Timings::DEFAULT).unwrap().transaction;
+    let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(66_000), &Timings::DEFAULT);
     assert_eq!(late.unwrap_err(), Refused::NotOurClaim);
     assert!(
         row.take_over(&consumer("b"), token(11), true, Timestamp(1), &Timings::DEFAULT).is_ok(),
@@ -323,10 +323,10 @@ fn absence_counts_only_after_the_submission_has_certainly_ended_and_twice() {
     let look = |row: &Transaction, at| {
         row.absent(token(10), Timestamp(at), Timestamp(at), &Timings::DEFAULT).unwrap().transaction
     };
-    assert_eq!(look(&unresolved, 44_999).claim.unwrap().unknown.unwrap().absent_since, None);
-    let first = look(&unresolved, 45_000);
-    assert!(look(&first, 74_999).claim.is_some(), "a relayer that stood still may only now have read it");
-    let proven = look(&first, 75_000);
+    assert_eq!(look(&unresolved, 64_999).claim.unwrap().unknown.unwrap().absent_since, None);
+    let first = look(&unresolved, 65_000);
+    assert!(look(&first, 94_999).claim.is_some(), "a relayer that stood still may only now have read it");
+    let proven = look(&first, 95_000);
     assert_eq!((proven.claim, proven.attempts), (None, 0));
 }
 
@@ -340,11 +340,11 @@ fn what_counts_is_when_the_list_was_asked_for() {
     let look = |row: &Transaction, asked, now| {
         row.absent(token(10), Timestamp(asked), Timestamp(now), &Timings::DEFAULT).unwrap().transaction
     };
-    let early = look(&unresolved, 44_999, 99_000);
+    let early = look(&unresolved, 64_999, 99_000);
     assert_eq!(early.claim.unwrap().unknown.unwrap().absent_since, None);
-    let first = look(&unresolved, 45_000, 46_000);
-    assert!(look(&first, 75_999, 99_000).claim.is_some());
-    assert!(look(&first, 76_000, 99_000).claim.is_none());
+    let first = look(&unresolved, 65_000, 66_000);
+    assert!(look(&first, 95_999, 99_000).claim.is_some());
+    assert!(look(&first, 96_000, 99_000).claim.is_none());
 }
 
 #[test]
@@ -413,8 +413,8 @@ fn an_operator_resolves_only_what_is_in_doubt() {
     let silent = claimed(Timestamp(0))
         .mark_unknown(token(10), "cut", UnknownCause::Silent, Timestamp(1), &Timings::DEFAULT)
         .unwrap();
-    assert!(silent.transaction.resolve_resend(Timestamp(44_999), &Timings::DEFAULT).is_err(), "it may still land");
-    assert!(silent.transaction.resolve_resend(Timestamp(45_000), &Timings::DEFAULT).is_ok());
+    assert!(silent.transaction.resolve_resend(Timestamp(64_999), &Timings::DEFAULT).is_err(), "it may still land");
+    assert!(silent.transaction.resolve_resend(Timestamp(65_000), &Timings::DEFAULT).is_ok());
     assert_eq!(unresolved.resolve_resend(Timestamp(2), &Timings::DEFAULT).unwrap().transaction.claim, None);
     assert_eq!(unresolved.resolve_fail(Timestamp(2)).unwrap().transaction.status, Status::Failed);
 }

@@ -6,6 +6,7 @@
 //! what a failure means.
 
 mod accept;
+mod clock;
 mod columns;
 mod get;
 mod idempotency_keys;
@@ -76,15 +77,6 @@ impl MySqlStore {
     /// Brings the schema up to date, one process at a time; returns how many steps were taken.
     pub async fn migrate(options: &MySqlOptions) -> Result<usize, StoreError> {
         migrate::migrate(options).await
-    }
-
-    /// The server's time.
-    pub async fn now(&self) -> Result<Timestamp, StoreError> {
-        let read = self.pool.read(work!(connection => {
-            let row = sqlx::query("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)").fetch_one(connection).await?;
-            row.try_get::<i64, _>(0)
-        }));
-        Ok(Timestamp(read.await?))
     }
 
     /// All readable rows of a query.

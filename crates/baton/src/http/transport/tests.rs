@@ -1,0 +1,131 @@
+use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::clock::{Clock, TimeSource};
+use crate::http::outgoing::{self, ConnectionLimits};
+use crate::timestamp::Timestamp;
+
+const BODY: &str = "{\"to\":\"0x00\"}";
+
+fn transport() -> HttpTransport {
+    let limits = ConnectionLimits { idle: Duration::from_secs(3), unacknowledged: Some(Duration::from_secs(5)) };
+    HttpTransport::new(outgoing::client(limits).unwrap(), HeaderMap::new())
+}
+
+fn post(url: String, fence: Option<SendFence>, timeout: Duration) -> Request {
+    let body = Some(Bytes::from_static(BODY.as_bytes()));
+    Request { method: Method::POST, url, body, fence, timeout, answer_bytes_max: 1000 }
+}
+
+async fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/transactions", listener.local_addr().unwrap());
+    (listener, url)
+}
+
+/// What arrives on the connection, until the body is there.
+async fn read_request(stream: &mut TcpStream) -> String {
+    let mut request = String::new();
+    while !request.ends_with(BODY) {
+        let mut piece = [0; 1024];
+        match stream.read(&mut piece).await.unwrap() {
+            0 => break,
+            read => request.push_str(std::str::from_utf8(&piece[..read]).unwrap()),
+        }
+    }
+    request
+}
+
+#[tokio::test]
+async fn a_request_arrives_whole_and_its_answer_is_read() {
+    let (listener, url) = listen().await;
+    let answered = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let request = read_request(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+        request
+    };
+    let transport = transport();
+    let (answer, request) = tokio::join!(transport.send(post(url, None, Duration::from_secs(30))), answered);
+    let answer = answer.unwrap();
+    assert_eq!((answer.status, answer.body.as_ref()), (StatusCode::CREATED, b"ok".as_slice()));
+    let head = request.to_lowercase();
+    assert!(head.starts_with("post /transactions http/1.1\r\n"), "{request}");
+    for header in [format!("content-length: {}", BODY.len()), "content-type: application/json".to_owned()] {
+        assert!(head.contains(&header), "{request}");
+    }
+}
+
+/// A graceful close would leave it to the kernel to deliver them, whenever the other side reads.
+#[tokio::test]
+async fn bytes_of_a_request_that_is_given_up_are_dropped() {
+    let (listener, url) = listen().await;
+    let transport = transport();
+    // More than a server takes that does not read.
+    let body = Some(Bytes::from(vec![b'x'; 16 << 20]));
+    let request = Request { body, ..post(url, None, Duration::from_millis(300)) };
+    let (answer, accepted) = tokio::join!(transport.send(request), listener.accept());
+    assert_eq!(answer.unwrap_err().kind, TransportFailure::TimedOut);
+    let mut received = Vec::new();
+    let end = accepted.unwrap().0.read_to_end(&mut received).await;
+    assert_eq!(end.map_err(|error| error.kind()), Err(std::io::ErrorKind::ConnectionReset));
+}
+
+#[tokio::test]
+async fn no_server_is_no_connection() {
+    let (listener, url) = listen().await;
+    drop(listener);
+    let failed = transport().send(post(url, None, Duration::from_secs(30))).await.unwrap_err();
+    assert_eq!(failed.kind, TransportFailure::NoConnection, "{failed}");
+}
+
+/// A machine that is suspended once its clock was read.
+#[derive(Default)]
+struct Suspended(Mutex<u64>);
+
+impl TimeSource for Suspended {
+    fn now(&self) -> Timestamp {
+        Timestamp(0)
+    }
+
+    fn since_boot(&self) -> Duration {
+        let mut reads = self.0.lock().unwrap();
+        *reads += 1;
+        Duration::from_secs(3600 * *reads)
+    }
+
+    fn wall(&self) -> SystemTime {
+        UNIX_EPOCH
+    }
+}
+
+#[tokio::test]
+async fn a_closed_fence_keeps_the_body_back() {
+    let (listener, url) = listen().await;
+    let fence = Clock::new(Suspended::default()).send_fence(Duration::from_secs(5));
+    let seen = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = Vec::new();
+        // It may end with a reset.
+        let _ = stream.read_to_end(&mut request).await;
+        String::from_utf8(request).unwrap()
+    };
+    let transport = transport();
+    let (answer, request) = tokio::join!(transport.send(post(url, Some(fence), Duration::from_secs(30))), seen);
+    let failed = answer.unwrap_err();
+    assert_eq!(failed.kind, TransportFailure::Fenced, "{failed}");
+    assert!(!request.contains(BODY), "{request}");
+}
+
+#[test]
+fn credentials_in_a_url_become_a_header() {
+    let mut url = Url::parse("https://user:p%40ss@node.example/key?x=1").unwrap();
+    let header = credentials(&mut url).unwrap();
+    assert_eq!(header.to_str().unwrap(), format!("Basic {}", BASE64_STANDARD.encode("user:p@ss")));
+    assert_eq!(url.as_str(), "https://node.example/key?x=1");
+    assert!(credentials(&mut url).is_none());
+}
