@@ -17,6 +17,15 @@ SET @change = IF(
 PREPARE change_table FROM @change;
 EXECUTE change_table;
 DEALLOCATE PREPARE change_table;
+-- 1 while nothing has been sent under the claim. Processes of an earlier version leave it empty: they may have sent.
+SET @change = IF(
+    (SELECT COUNT(*) FROM information_schema.columns
+     WHERE table_schema = DATABASE() AND table_name = 'transactions' AND column_name = 'claim_unsent') = 0,
+    'ALTER TABLE transactions ADD COLUMN claim_unsent TINYINT(1)',
+    'DO 0');
+PREPARE change_table FROM @change;
+EXECUTE change_table;
+DEALLOCATE PREPARE change_table;
 SET @change = IF(
     (SELECT COUNT(*) FROM information_schema.statistics
      WHERE table_schema = DATABASE() AND table_name = 'transactions' AND index_name = 'transactions_bound_at') = 0,

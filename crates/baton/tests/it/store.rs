@@ -24,7 +24,8 @@ use std::time::Duration;
 use baton::config::RelayMode;
 use baton::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
-    ConsumerId, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
+    ConsumerId, Forgotten, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+    UnknownCause,
 };
 use baton::relay::store::{Due, Filter, Saved, StoreError};
 use baton::timestamp::Timestamp;
@@ -65,7 +66,7 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     moves.push(
         moves[2].transaction.bind(token, &RelayerTxId("oz".into()), Some("0xf"), "t", now, &fixture.timings).unwrap(),
     );
-    moves.push(moves[3].transaction.forgotten(now, now).unwrap());
+    moves.push(moves[3].transaction.forgotten(Forgotten::NotKnown, now, now).unwrap());
     moves.push(moves[4].transaction.resolve_fail(now).unwrap());
     for moved in moves {
         assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
@@ -98,6 +99,7 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     fixture.execute("DELETE FROM schema_version WHERE version >= 3").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN relayer_says").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN cancel_requested_at").await;
+    fixture.execute("ALTER TABLE transactions DROP COLUMN claim_unsent").await;
     assert!(fixture.migrate().await >= 3, "each later step again");
     assert_eq!(fixture.migrate().await, 0);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
@@ -358,7 +360,7 @@ async fn the_records_bound_last_to_a_relayer_are_known(fixture: &StoreFixture) {
     assert_eq!(store.open_at(&relayer, 2).await.unwrap().len(), 2);
     assert_eq!(store.open_at(&other, 10).await.unwrap(), []);
     assert_eq!(store.forgotten_at(&relayer, Timestamp(0)).await.unwrap(), 0);
-    let forgotten = moved.transaction.forgotten(later, later).unwrap();
+    let forgotten = moved.transaction.forgotten(Forgotten::NotKnown, later, later).unwrap();
     assert!(matches!(store.save(&forgotten).await.unwrap(), Saved::Yes { .. }));
     assert_eq!(store.forgotten_at(&relayer, later).await.unwrap(), 1);
     assert_eq!(store.forgotten_at(&relayer, far).await.unwrap(), 0);
@@ -404,7 +406,7 @@ async fn open_rows_claims_and_unknown_outcomes_are_counted(fixture: &StoreFixtur
     let outcome_unknown = Filter { outcome_unknown: true, ..Filter::default() };
     let unresolved = fixture.store.list(&outcome_unknown, None, 10).await.unwrap();
     assert_eq!(unresolved.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed.id]);
-    let forgotten = bound.forgotten(now, now).unwrap();
+    let forgotten = bound.forgotten(Forgotten::NotKnown, now, now).unwrap();
     fixture.store.save(&forgotten).await.unwrap();
     assert_eq!(fixture.store.counts().await.unwrap().forgotten, 1);
     assert_eq!(fixture.store.list(&outcome_unknown, None, 10).await.unwrap().len(), 2);

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::*;
 use crate::clock::{Clock, TimeSource};
@@ -22,7 +22,11 @@ fn post(url: String, fence: Option<SendFence>, timeout: Duration) -> Request {
 }
 
 async fn listen() -> (TcpListener, String) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let socket = TcpSocket::new_v4().unwrap();
+    // A server that does not read then takes little.
+    socket.set_recv_buffer_size(64 << 10).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(16).unwrap();
     let url = format!("http://{}/transactions", listener.local_addr().unwrap());
     (listener, url)
 }

@@ -247,6 +247,7 @@ mod tests {
                 token: Uuid::nil(),
                 relayer: RelayerUrl("http://r".into()),
                 at: Timestamp(CLAIMED_AT),
+                unsent: false,
                 unknown: Some(self.unknown.clone()),
             };
             let bound = self.bound.iter().map(|id| RelayerTxId((*id).into())).collect();

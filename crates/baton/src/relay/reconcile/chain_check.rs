@@ -150,7 +150,7 @@ impl ChainCheck {
 
     async fn look(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<Looked, Trouble> {
         let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
-        let said = word.report();
+        let said = word.report().filter(|said| said.tx_id == binding.tx_id);
         if let Some(looked) = self.by_hash(row, said).await? {
             return Ok(looked);
         }

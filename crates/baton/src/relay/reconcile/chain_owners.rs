@@ -96,6 +96,10 @@ impl ChainCheck {
             return Ok(Err("the relayer does not say which nonce comes next".to_owned()));
         }
         let mut owned: BTreeSet<u64> = listing.map(|listing| listing.nonces.clone()).unwrap_or_default();
+        // A record of this very call belongs to nobody else unless a row says so, below.
+        for record in listing.iter().flat_map(|listing| &listing.records).filter(|record| row.call.matches(record)) {
+            record.nonce.map(|nonce| owned.remove(&nonce));
+        }
         let others = open_rows.iter().filter(|other| other.id != row.id);
         owned.extend(others.filter_map(|other| other.binding.as_ref()?.nonce));
         let next = owned.last().map(|last| last + 1).max(counter);
@@ -130,7 +134,17 @@ impl ChainCheck {
         let open = self.guarded.store.open_at(relayer, OPEN_ROWS_MAX).await?;
         let nonce_unknown = |other: &Transaction| other.binding.as_ref().is_some_and(|binding| binding.nonce.is_none());
         let rival = |other: &Transaction| other.id != row.id && is_equal(other, row) && nonce_unknown(other);
-        Ok(EqualRows { taken, unsigned: open.len() >= OPEN_ROWS_MAX || open.iter().any(rival) })
+        if open.len() >= OPEN_ROWS_MAX || open.iter().any(rival) {
+            return Ok(EqualRows { taken, contend: true });
+        }
+        // For a claim the caller has compared the other claims: see `UnknownOutcomes::chain_allows_resend`.
+        if row.claim.is_some() {
+            return Ok(EqualRows { taken, contend: false });
+        }
+        let claims = self.guarded.store.claimed(OPEN_ROWS_MAX).await?;
+        let there = |other: &Transaction| other.claim.as_ref().is_some_and(|claim| claim.relayer == *relayer);
+        let claimed = claims.iter().any(|other| there(other) && is_equal(other, row));
+        Ok(EqualRows { taken, contend: claimed || claims.len() >= OPEN_ROWS_MAX })
     }
 
     /// Whether a transaction of the chain, which makes this row's call, belongs to another row that makes it too.

@@ -31,8 +31,8 @@ pub enum ChainFinding<'a> {
 pub struct EqualRows {
     /// The nonces that belong to them.
     pub taken: HashSet<u64>,
-    /// Whether one of them is at the relayer and its nonce is not known: any transaction may be its own.
-    pub unsigned: bool,
+    /// Whether one of them is at the relayer, or may be, and its nonce is not known: any transaction may be its own.
+    pub contend: bool,
 }
 
 /// Judges a call that its relayer signed with `nonce`, if that is known.
@@ -42,7 +42,7 @@ pub fn judge<'a>(call: &Call, nonce: Option<u64>, history: &'a AccountHistory, e
         return ChainFinding::Executed(own);
     }
     if let Some(other) = candidates(call, history).find(|candidate| !equal.taken.contains(&candidate.nonce)) {
-        if equal.unsigned {
+        if equal.contend {
             return ChainFinding::Contested;
         }
         return ChainFinding::Executed(other);
@@ -127,7 +127,7 @@ mod tests {
         let history = history(vec![mined(1, &call("2")), mined(2, &ours)]);
         let found = judge(&ours, Some(1), &history, &EqualRows::default());
         assert!(matches!(found, ChainFinding::Executed(found) if found.nonce == 2));
-        let equal = EqualRows { taken: HashSet::from([2]), unsigned: false };
+        let equal = EqualRows { taken: HashSet::from([2]), contend: false };
         let found = judge(&ours, Some(1), &history, &equal);
         assert!(matches!(found, ChainFinding::NonceLost(_)), "an equal call of another row");
     }
@@ -136,10 +136,10 @@ mod tests {
     fn a_transaction_that_may_be_an_equal_rows_own_proves_nothing_yet() {
         let ours = call("1");
         let history = history(vec![mined(1, &ours)]);
-        let equal = EqualRows { taken: HashSet::new(), unsigned: true };
+        let equal = EqualRows { taken: HashSet::new(), contend: true };
         assert_eq!(judge(&ours, None, &history, &equal), ChainFinding::Contested);
         assert!(matches!(judge(&ours, Some(1), &history, &equal), ChainFinding::Executed(_)), "its own nonce");
-        let equal = EqualRows { taken: HashSet::from([1]), unsigned: false };
+        let equal = EqualRows { taken: HashSet::from([1]), contend: false };
         assert!(!matches!(judge(&ours, Some(1), &history, &equal), ChainFinding::Executed(_)), "an equal row has it");
     }
 

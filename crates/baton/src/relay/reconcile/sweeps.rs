@@ -23,7 +23,7 @@ use crate::relay::relayer::pool::Pool;
 use crate::relay::relayer::wire;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::transaction::{ConsumerId, Progress, Refused, RelayerUrl, Status, Transaction};
+use crate::relay::state::transaction::{ConsumerId, Forgotten, Progress, Refused, RelayerUrl, Status, Transaction};
 use crate::relay::store::{Due, EARLY_WEBHOOK_LIFETIME, StoreError};
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -232,7 +232,7 @@ impl Reconciler {
             }
             // No relayer is left to ask: shown like one that has forgotten the transaction, for an operator to settle.
             counter!("baton_reconciler_total", "finding" => "relayer-gone").increment(1);
-            self.forgotten(row, now + pause).await?;
+            self.forgotten(row, Forgotten::NotKnown, now + pause).await?;
             return Ok(None);
         };
         if skip {
@@ -240,6 +240,13 @@ impl Reconciler {
             return Ok(None);
         }
         match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
+            Ok(Some(report)) if row.call.is_replaced_in(&report) => {
+                counter!("baton_reconciler_total", "finding" => "another-call").increment(1);
+                if !self.settled_by_chain(row, RelayerWord::Forgotten).await? {
+                    self.forgotten(row, Forgotten::AnotherCall, now + pause).await?;
+                }
+                Ok(None)
+            }
             Ok(Some(report)) => {
                 if self.guarded.apply(row.id, &report, Origin::Reconciler).await? == Applied::Moved {
                     counter!("baton_reconciler_total", "finding" => "news-missed").increment(1);
@@ -256,7 +263,7 @@ impl Reconciler {
                 if self.settled_by_chain(row, RelayerWord::Forgotten).await? {
                     return Ok(None);
                 }
-                self.forgotten(row, now + pause).await?;
+                self.forgotten(row, Forgotten::NotKnown, now + pause).await?;
                 Ok(None)
             }
             Err(failure) => {
@@ -321,9 +328,10 @@ impl Reconciler {
         if !wanted {
             return Ok(false);
         }
-        // The report may have moved it.
+        // The report, or another consumer, may have moved it: what was said of one record decides nothing about another.
+        let asked = row.binding.as_ref().map(|binding| &binding.tx_id);
         let Some(row) = self.guarded.store.get(row.id).await? else { return Ok(true) };
-        if row.status.is_final() || row.binding.is_none() {
+        if row.status.is_final() || row.binding.as_ref().map(|binding| &binding.tx_id) != asked {
             return Ok(true);
         }
         Ok(match chain.settle(&row, word).await? {
@@ -332,15 +340,15 @@ impl Reconciler {
         })
     }
 
-    async fn forgotten(&self, row: &Transaction, again_at: Timestamp) -> Result<(), StoreError> {
+    async fn forgotten(&self, row: &Transaction, how: Forgotten, again_at: Timestamp) -> Result<(), StoreError> {
         let Some(asked) = &row.binding else { return Ok(()) };
         if asked.forgotten_since.is_none() {
             let (relayer, tx_id) = (&asked.relayer, &asked.tx_id);
-            error!(transactionId = %row.id, action = "forgotten", relayer = %relayer, "the relayer no longer knows {tx_id}");
+            error!(transactionId = %row.id, action = "forgotten", relayer = %relayer, "the relayer {} {tx_id}", how.describe());
         }
         let now = self.guarded.clock.now();
         let decide = |row: &Transaction| match &row.binding {
-            Some(binding) if binding.tx_id == asked.tx_id => row.forgotten(again_at, now),
+            Some(binding) if binding.tx_id == asked.tx_id => row.forgotten(how, again_at, now),
             _ => Err(MOVED),
         };
         self.guarded.update(row.id, decide).await.map(|_| ())

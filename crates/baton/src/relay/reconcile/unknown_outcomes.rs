@@ -116,6 +116,10 @@ impl UnknownOutcomes {
             warn!(transactionId = %row.id, action = "taken_over", consumer = %claim.consumer, "the consumer that held its claim is gone");
         }
         let row = moved.transaction;
+        if row.claim.is_none() {
+            counter!("baton_reconciler_total", "finding" => "not-sent").increment(1);
+            self.guarded.publish_again(&row, Duration::ZERO).await;
+        }
         let parts = row.claim.clone().and_then(|claim| claim.unknown.clone().map(|unknown| (claim, unknown)));
         Ok(parts.map(|(claim, unknown)| UnresolvedClaim { row, claim, unknown }))
     }
@@ -217,7 +221,10 @@ impl UnknownOutcomes {
                 other => break other,
             }
         };
-        let unproven = if let Finding::Unproven(why) = finding { Some(why) } else { None };
+        let mut unproven = if let Finding::Unproven(why) = finding { Some(why) } else { None };
+        if self.is_misbound(unresolved, listing).await? {
+            unproven = Some("the relayer has a record of this call, but another transaction is bound to it");
+        }
         if unproven.is_some() {
             counter!("baton_reconciler_total", "finding" => "absence-unproven").increment(1);
         }
@@ -240,6 +247,19 @@ impl UnknownOutcomes {
             self.guarded.publish_again(&row, Duration::ZERO).await;
         }
         Ok(())
+    }
+
+    /// Whether the list shows this call under a record to which a row with another call is bound: the relayer's answer to
+    /// that row named the wrong record.
+    async fn is_misbound(&self, unresolved: &UnresolvedClaim, listing: &RelayerListing) -> Result<bool, StoreError> {
+        let call = &unresolved.row.call;
+        for record in listing.records.iter().filter(|record| call.matches(record)) {
+            let owner = self.guarded.store.find_bound(&record.tx_id).await?;
+            if owner.is_some_and(|owner| owner.id != unresolved.row.id && !owner.call.is_still(record)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The listed records that belong to a row, by the relayer's id or, if a row was bound to the chain's transaction, by
@@ -342,8 +362,10 @@ impl UnknownOutcomes {
         listing: Option<&RelayerListing>,
     ) -> Result<(), StoreError> {
         let same = |record: &&Report| record.nonce == Some(mined.nonce) && unresolved.row.call.is_still(record);
-        if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same)) {
-            return self.bind(unresolved, record).await.map(|_| ());
+        if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same))
+            && self.bind(unresolved, record).await?
+        {
+            return Ok(());
         }
         let Some(receipt) = chain.receipt(mined).await else { return Ok(()) };
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);

@@ -130,6 +130,9 @@ impl Transaction {
         if self.is_of_another_account(report) {
             return Verdict::Ignore("it is about a transaction of another account");
         }
+        if !self.status.is_final() && self.call.is_replaced_in(report) {
+            return Verdict::Ignore("the record is about another call");
+        }
         if self.status.is_final() {
             return self.report_after_final(report);
         }
@@ -137,11 +140,7 @@ impl Transaction {
             ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
             ReportedStatus::Open(progress) => self.progressed(report, progress, source, now, timings),
             ReportedStatus::Confirmed if !self.call.is_still(report) => {
-                let reason = if report.is_no_op() {
-                    "the relayer replaced the call (a no-op was confirmed in its place)"
-                } else {
-                    "the relayer replaced the call (another call was confirmed in its place)"
-                };
+                let reason = "the relayer replaced the call (a no-op was confirmed in its place)";
                 Verdict::Move(Box::new(self.failed_at_relayer(report, reason, mode, now)))
             }
             ReportedStatus::Confirmed => {
@@ -202,7 +201,8 @@ impl Transaction {
             ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
             ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
         };
-        bound && ended && !self.status.is_final() && !self.is_of_another_account(report)
+        let ours = !self.is_of_another_account(report) && !self.call.is_replaced_in(report);
+        bound && ended && !self.status.is_final() && ours
     }
 
     /// Whether the relayer has ever signed it, as far as it has said.
@@ -395,6 +395,12 @@ impl Call {
         report.value.is_none_or(|value| value == self.value)
             && report.data.as_deref().is_none_or(|data| data_eq(data, &self.data))
             && report.to.as_deref().is_none_or(|to| to.parse::<Address>().is_ok_and(|to| to == self.to))
+    }
+
+    /// Whether the relayer's record is another call, and not the no-op by which a relayer replaces a call. An operator
+    /// replaced it there, or the relayer's answer named the wrong record: the record says nothing about this call.
+    pub fn is_replaced_in(&self, report: &Report) -> bool {
+        !self.is_still(report) && !report.is_no_op()
     }
 
     /// Whether a relayer's answer can be about this call: no field that it carries differs.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::transaction::{
-    Binding, Claim, ConsumerId, FailedBy, Kind, Moved, NextStep, Progress, Refused, RelayerTxId, RelayerUrl, Status,
-    Step, Transaction, TransactionId, UnknownCause, UnknownOutcome,
+    Binding, Claim, ConsumerId, FailedBy, Forgotten, Kind, Moved, NextStep, Progress, Refused, RelayerTxId, RelayerUrl,
+    Status, Step, Transaction, TransactionId, UnknownCause, UnknownOutcome,
 };
 use crate::config::Timings;
 use crate::mutations::Mutation;
@@ -98,14 +98,31 @@ impl Transaction {
             return Err(Refused::NotPossible("a status lookup imported it; Baton never sends it"));
         }
         let mut next = self.next(now);
-        next.claim =
-            Some(Claim { consumer: consumer.clone(), token, relayer: relayer.clone(), at: now, unknown: None });
+        next.claim = Some(Claim {
+            consumer: consumer.clone(),
+            token,
+            relayer: relayer.clone(),
+            at: now,
+            unsent: true,
+            unknown: None,
+        });
         next.check_at = Some(now + timings.claim_check);
         Ok(moved(
             next,
             "claimed",
             format!("by {consumer}, attempt {}, routed to {relayer}: {because}", self.attempts + 1),
         ))
+    }
+
+    /// Records that the submission begins. Only after this may anything be sent: a claim whose owner is gone before it is
+    /// released at once, since nothing can have reached the relayer.
+    pub fn begin_sending(&self, token: Uuid, now: Timestamp) -> Result<Moved, Refused> {
+        self.claimed_with(token)?;
+        let mut next = self.next(now);
+        if let Some(claim) = &mut next.claim {
+            claim.unsent = false;
+        }
+        Ok(Moved { transaction: next, steps: Vec::new() })
     }
 
     /// Gives the claim back: the relayer certainly did not take it.
@@ -168,13 +185,15 @@ impl Transaction {
         };
         let mut next = self.next(now);
         if let Some(claim) = &mut next.claim {
+            claim.unsent = false;
             claim.unknown = Some(UnknownOutcome { reason: reason.to_owned(), open_until, kind, absent_since: None });
         }
         next.check_at = Some(now + timings.unknown_check);
         Ok(moved(next, "outcome-unknown", format!("at {relayer}: {reason}")))
     }
 
-    /// Takes over a claim whose outcome is unknown, or whose owner can no longer be working on it.
+    /// Takes over a claim whose outcome is unknown, or whose owner can no longer be working on it. A claim under which
+    /// nothing was sent ends instead: its owner, if it comes back, can no longer begin to send.
     pub fn take_over(
         &self,
         consumer: &ConsumerId,
@@ -187,6 +206,13 @@ impl Transaction {
         let claim = self.claim.as_ref().ok_or(Refused::NotPossible("there is no claim to take over"))?;
         if claim.unknown.is_none() && !owner_gone && now < claim.open_until(timings) {
             return Err(Refused::NotOurClaim);
+        }
+        if claim.unsent {
+            let detail = format!("its consumer {} stopped before it was sent; it will be sent again", claim.consumer);
+            let mut next = self.next(now);
+            next.claim = None;
+            next.check_at = Some(now + timings.message_check());
+            return Ok(moved(next, "not-sent", detail));
         }
         let unknown = claim.unknown.clone().unwrap_or_else(|| UnknownOutcome {
             reason: format!("its consumer {} stopped before the answer was stored", claim.consumer),
@@ -360,12 +386,13 @@ impl Transaction {
         Ok(failed(self.next(now), FailedBy::Consumer, reason))
     }
 
-    /// Records that the relayer knows no such transaction.
-    pub fn forgotten(&self, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
+    /// Records that the relayer knows no such transaction, or has another call under its id.
+    pub fn forgotten(&self, how: Forgotten, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
         let first = binding.forgotten_since.is_none();
-        let detail = format!("{} no longer knows {}; an operator must resolve it", binding.relayer, binding.tx_id);
+        let (relayer, tx_id) = (&binding.relayer, &binding.tx_id);
+        let detail = format!("{relayer} {} {tx_id}; the chain or an operator must resolve it", how.describe());
         let mut next = self.next(now);
         if let Some(binding) = &mut next.binding {
             binding.forgotten_since = binding.forgotten_since.or(Some(now));

@@ -166,6 +166,8 @@ pub struct Claim {
     pub relayer: RelayerUrl,
     /// The earliest time at which the submission can have begun.
     pub at: Timestamp,
+    /// Whether nothing has been sent under this claim: its owner stores that it begins to send before it does.
+    pub unsent: bool,
     /// Set when the submission is over and its outcome is unknown.
     pub unknown: Option<UnknownOutcome>,
 }
@@ -367,6 +369,25 @@ pub enum NextStep {
     Bury(String),
     /// Another consumer holds the claim.
     LeaveAlone,
+}
+
+/// Why a row's relayer can no longer say what became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forgotten {
+    /// It knows no transaction of that id, or it is no longer configured.
+    NotKnown,
+    /// Its record of that id is another call: it was replaced there, or the id in the relayer's answer was wrong.
+    AnotherCall,
+}
+
+impl Forgotten {
+    /// For logs and timelines, between the relayer's name and the id.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::NotKnown => "no longer knows",
+            Self::AnotherCall => "has another call under the id",
+        }
+    }
 }
 
 /// Why a row does not allow a move. The row stays as it is.

@@ -65,6 +65,7 @@ pub(super) struct RawRow {
     pub(super) block_number: Option<u64>,
     pub(super) relayer_says: Option<String>,
     pub(super) cancel_requested_at: Option<i64>,
+    pub(super) claim_unsent: Option<bool>,
 }
 
 impl RawRow {
@@ -90,6 +91,8 @@ impl RawRow {
                 token: Uuid::from_bytes(token),
                 relayer: RelayerUrl(relayer),
                 at: Timestamp(at),
+                // A process of an earlier version writes nothing here: it may have sent.
+                unsent: self.claim_unsent.unwrap_or(false),
                 unknown: match self.unknown {
                     (None, None, None, None) => None,
                     (Some(reason), Some(open_until), Some(kind), absent) => Some(UnknownOutcome {

@@ -317,12 +317,15 @@ fn a_record_that_was_signed_before_our_cancellation_is_not_rerouted() {
 }
 
 #[test]
-fn a_call_that_was_replaced_by_another_call_says_so() {
-    let mut report = word(ReportedStatus::Confirmed);
-    report.value = Some(U256::from(8));
-    let row = after(&submitted(), &report);
-    assert_eq!(row.status, Status::Failed);
-    assert!(row.error_message.unwrap().contains("another call"));
+fn a_record_that_is_another_call_says_nothing_about_this_one() {
+    for status in [ReportedStatus::Confirmed, ReportedStatus::Failed, ReportedStatus::Open(Progress::Sent)] {
+        let mut report = word(status);
+        report.value = Some(U256::from(8));
+        let verdict =
+            submitted().report(&report, Source::Asked, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+        assert_eq!(verdict, Verdict::Ignore("the record is about another call"), "{status:?}");
+        assert!(!submitted().needs_chain(&report));
+    }
 }
 
 #[test]

@@ -15,15 +15,15 @@ pub(super) const COLUMNS: &str = "id, kind, status, version, request, imported, 
      claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
      relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
      attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
-     block_number, relayer_says, cancel_requested_at";
+     block_number, relayer_says, cancel_requested_at, claim_unsent";
 
 pub(super) const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, imported, api_key, created_at, updated_at, \
      confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, \
      claim_unknown, claim_absent_since, relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, \
      forgotten_since, attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, \
-     check_at, block_number, relayer_says, cancel_requested_at) \
+     check_at, block_number, relayer_says, cancel_requested_at, claim_unsent) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
-     ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36, ?37, ?38)";
+     ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36, ?37, ?38, ?39)";
 
 /// Writes the columns that can change; kind, request, key and created_at cannot.
 pub(super) const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, hash = ?11, sender = ?12, \
@@ -32,7 +32,7 @@ pub(super) const UPDATE: &str = "UPDATE transactions SET status = ?3, version = 
      relayer_tx_id = ?22, bound_at = ?23, relayer_progress = ?24, relayer_nonce = ?25, \
      forgotten_since = ?26, attempts = ?27, reroutes = ?28, replays = ?29, auto_replayed = ?30, \
      avoid_relayer = ?31, failed_by = ?32, error_message = ?33, result = ?34, check_at = ?35, block_number = ?36, \
-     relayer_says = ?37, cancel_requested_at = ?38 \
+     relayer_says = ?37, cancel_requested_at = ?38, claim_unsent = ?39 \
      WHERE id = ?1 AND version = ?4 - 1";
 
 /// Runs a statement with a row's values, in the order of the columns. Values are bound one by one, because a list of
@@ -88,6 +88,7 @@ pub(super) fn execute_with(
     bind(&row.block_number)?;
     bind(&row.relayer_says.as_ref().map(Value::to_string))?;
     bind(&at(row.cancel_requested_at))?;
+    bind(&claim.filter(|claim| claim.unsent).map(|_| true))?;
     statement.raw_execute()
 }
 
@@ -121,5 +122,6 @@ pub(super) fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
         block_number: row.get(35)?,
         relayer_says: row.get(36)?,
         cancel_requested_at: row.get(37)?,
+        claim_unsent: row.get(38)?,
     })
 }
