@@ -82,7 +82,7 @@ impl Verdict {
             verdict.judge(&world, *serial, &of_serial, by_serial.get(serial).map_or(&[], Vec::as_slice));
             for id in ids {
                 let steps = timeline(&world, id).await;
-                verdict.ways.add(&steps);
+                verdict.ways.add(&steps, world.run.rpc);
                 verdict.alarms += usize::from(steps.iter().any(|step| step["action"] == "double-send"));
                 timelines.insert((*id).to_owned(), steps);
             }

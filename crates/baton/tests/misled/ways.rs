@@ -9,8 +9,9 @@ use serde_json::Value;
 pub struct Ways(BTreeMap<&'static str, usize>);
 
 impl Ways {
-    pub fn add(&mut self, timeline: &[Value]) {
-        for way in ways(timeline) {
+    /// `rpc`: the chain was asked.
+    pub fn add(&mut self, timeline: &[Value], rpc: bool) {
+        for way in ways(timeline, rpc) {
             *self.0.entry(way).or_default() += 1;
         }
     }
@@ -20,7 +21,7 @@ impl Ways {
     }
 }
 
-fn ways(timeline: &[Value]) -> Vec<&'static str> {
+fn ways(timeline: &[Value], rpc: bool) -> Vec<&'static str> {
     let step = |action: &str, text: &str| {
         timeline
             .iter()
@@ -35,6 +36,7 @@ fn ways(timeline: &[Value]) -> Vec<&'static str> {
     let ended = timeline.iter().rev().map(|step| step["action"].as_str().unwrap_or_default());
     let end = ended.into_iter().find(|action| matches!(*action, "confirmed" | "failed"));
     let mut ways = vec![match (end, says(&["confirmed"]), says(&["failed", "canceled", "expired"])) {
+        (Some("confirmed"), ..) if !rpc => "end: confirmed by the relayer's word",
         (Some("confirmed"), true, _) => "end: confirmed, and the relayer said so",
         (Some("confirmed"), false, true) => "end: confirmed by the chain against the relayer's word",
         (Some("confirmed"), false, false) => "end: confirmed, the relayer had not said how it ended",
