@@ -182,7 +182,7 @@ impl Setup {
     pub fn new(seed: u64, mutation: Mutation) -> Self {
         // Some mistakes need a rare coincidence: those worlds are made to have it.
         let forced: &[Fault] = match mutation {
-            Mutation::NoMemoryProof => &[Fault::Forget, Fault::BadAnswer],
+            Mutation::NoMemoryProof | Mutation::TakesUnproven => &[Fault::Forget, Fault::BadAnswer],
             Mutation::TakesOldest => &[Fault::BadAnswer],
             Mutation::TakesWhileOpen => &[Fault::Late, Fault::BadAnswer],
             Mutation::HastySecondLook | Mutation::NoSecondLook => &[Fault::Late],

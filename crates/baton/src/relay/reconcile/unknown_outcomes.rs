@@ -126,16 +126,12 @@ impl UnknownOutcomes {
 
     /// Settles all claims at one relayer against one reading of its list.
     async fn settle_at(&self, relayer: RelayerUrl, cases: Vec<UnresolvedClaim>) -> Result<(), StoreError> {
-        let now = self.guarded.clock.now();
         let Some(client) = self.pool.ask_one(&relayer) else {
             counter!("baton_reconciler_total", "finding" => "relayer-gone").increment(cases.len() as u64);
             return self.postpone(&cases, "its relayer is no longer configured").await;
         };
         // The list does not reach back beyond the relayer's retention, and would be read to its end in vain.
-        let (cases, too_old): (Vec<_>, Vec<_>) = cases
-            .into_iter()
-            .partition(|case| now.since(case.claim.at) + self.settings.clock_skew < self.settings.relayer_retention);
-        self.postpone(&too_old, "the claim is older than the relayer's retention").await?;
+        let cases = self.within_retention(cases).await?;
         if cases.is_empty() {
             return Ok(());
         }
@@ -148,6 +144,8 @@ impl UnknownOutcomes {
                 Ok(())
             }
             Ok(listing) => {
+                // Again: this process may have stood still while it read, and the relayer have deleted records meanwhile.
+                let cases = self.within_retention(cases).await?;
                 // Read after the list: a submission claimed later cannot be on it.
                 let claims = self.guarded.store.claimed(CLAIMS_COMPARED_MAX).await?;
                 for case in &cases {
@@ -156,6 +154,17 @@ impl UnknownOutcomes {
                 Ok(())
             }
         }
+    }
+
+    /// Those whose record the relayer would still have; the others wait.
+    async fn within_retention(&self, cases: Vec<UnresolvedClaim>) -> Result<Vec<UnresolvedClaim>, StoreError> {
+        let now = self.guarded.clock.now();
+        let kept = |case: &UnresolvedClaim| {
+            now.since(case.claim.at) + self.settings.clock_skew < self.settings.relayer_retention
+        };
+        let (kept, too_old): (Vec<_>, Vec<_>) = cases.into_iter().partition(kept);
+        self.postpone(&too_old, "the claim is older than the relayer's retention").await?;
+        Ok(kept)
     }
 
     /// Reads the relayer's list back to before the oldest of these claims, and to the last record that Baton bound there
