@@ -45,7 +45,7 @@ async fn an_interrupted_migration_is_completed() {
         if drop_column {
             sqlx::query("ALTER TABLE transactions DROP COLUMN block_number").execute(&mut connection).await.unwrap();
         }
-        assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 5);
+        assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 4);
         let store = MySqlStore::open(&schema.options()).await.unwrap();
         store.timeline(TransactionId::generate()).await.unwrap();
         assert_eq!(store.get(TransactionId::generate()).await.unwrap(), None);
