@@ -293,26 +293,47 @@ impl Network {
             if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
         })
         .await;
+        self.until_handled().await;
         let output = baton.output();
         assert!(output.contains("its outcome stays unknown") || output.contains("resend"), "{}", baton.log_excerpt());
         let counts: Vec<usize> = sent.iter().map(|data| records(data)).collect();
         assert_eq!(counts, vec![1; SUBMISSIONS], "records of each transaction\n{}", baton.log_excerpt());
     }
 
+    /// Waits until the relayer has handled what has arrived in its namespace: the forwarder has read it, and later requests
+    /// on the same way were answered.
+    async fn until_handled(&self) {
+        eventually_ok(SOON, "everything that arrived to be read", || async {
+            let unread: usize = table(&self.relayer_namespace()).iter().map(|row| queue(row, 1)).sum();
+            if unread == 0 { Ok(()) } else { Err(unread) }
+        })
+        .await;
+        for _ in 0..20 {
+            let request = self.http.get(format!("http://{RELAYER_IP}:{RELAYER_PORT}/api/v1/relayers"));
+            answer(request.bearer_auth(self.relayer.api_key())).await;
+        }
+    }
+
     /// The connections from Baton's namespace to the relayer.
     fn sockets(&self) -> Vec<Socket> {
-        let table = ip(&["netns", "exec", &self.baton_namespace(), "cat", "/proc/net/tcp"]);
-        let table = String::from_utf8_lossy(&table.stdout).into_owned();
         let port = format!(":{RELAYER_PORT:04X}");
-        let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let to_relayer = rows.filter(|row| row.get(2).is_some_and(|peer| peer.ends_with(&port)));
-        to_relayer
-            .map(|row| Socket {
-                state: row[3].to_owned(),
-                unacknowledged: usize::from_str_radix(row[4].split(':').next().unwrap(), 16).unwrap(),
-            })
-            .collect()
+        let rows = table(&self.baton_namespace()).into_iter();
+        let to_relayer = rows.filter(|row| row[2].ends_with(&port));
+        to_relayer.map(|row| Socket { state: row[3].clone(), unacknowledged: queue(&row, 0) }).collect()
     }
+}
+
+/// The TCP connections of a namespace, by column.
+fn table(namespace: &str) -> Vec<Vec<String>> {
+    let output = ip(&["netns", "exec", namespace, "cat", "/proc/net/tcp"]);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows = table.lines().skip(1).map(|line| line.split_whitespace().map(str::to_owned).collect());
+    rows.collect()
+}
+
+/// Bytes in the send queue (0) or the receive queue (1) of a connection.
+fn queue(row: &[String], which: usize) -> usize {
+    usize::from_str_radix(row[4].split(':').nth(which).unwrap(), 16).unwrap()
 }
 
 /// A line of `/proc/net/tcp`.

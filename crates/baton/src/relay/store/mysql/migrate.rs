@@ -12,12 +12,11 @@ use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("../../../../migrations/mysql/0001_init.sql"),
     include_str!("../../../../migrations/mysql/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/mysql/0003_block_number.sql"),
     include_str!("../../../../migrations/mysql/0004_relayer_nonces.sql"),
-    include_str!("../../../../migrations/mysql/0005_store_clock.sql"),
     include_str!("../../../../migrations/mysql/0006_chain_evidence.sql"),
 ];
 
@@ -64,6 +63,7 @@ async fn run(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
     )
     .execute(&mut *connection)
     .await?;
+    sqlx::query(super::clock::TABLE).execute(&mut *connection).await?;
     let done = version(connection).await?;
     for (index, sql) in MIGRATIONS.iter().enumerate().skip(done) {
         sqlx::raw_sql(*sql).execute(&mut *connection).await?;
