@@ -84,6 +84,7 @@ pub struct SimRelayer {
     /// Nonces that were taken and never broadcast.
     pub(crate) nonce_gaps: BTreeSet<u64>,
     pub(crate) balance: String,
+    pub(crate) chain_id: Option<u64>,
     schedule: BinaryHeap<Due>,
     schedule_serial: u64,
     /// Records that a jam holds.
@@ -165,6 +166,7 @@ impl SimRelayer {
             next_nonce: 0,
             nonce_gaps: BTreeSet::new(),
             balance: "10000000000000000000000".to_owned(),
+            chain_id: options.chain_id,
             schedule: BinaryHeap::new(),
             schedule_serial: 0,
             jammed: Vec::new(),
