@@ -7,8 +7,8 @@ use baton::relay::state::transaction::{
     ConsumerId, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use baton::relay::store::{
-    Accepted, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError, TimelineEntry,
-    TransactionCounts, TransactionStore,
+    Accepted, Due, Filter, KeyOwner, Lately, NewTransaction, RELAYER_TX_ID_UNIQUE, RelayerRows, Saved, StoreError,
+    TimelineEntry, TransactionCounts, TransactionStore,
 };
 use baton::timestamp::Timestamp;
 
@@ -257,6 +257,10 @@ impl TransactionStore for SimStore {
     async fn ping(&self) -> Result<(), StoreError> {
         Ok(())
     }
+
+    async fn relayer_rows(&self, relayers: &[RelayerUrl], lately: Lately) -> Result<Vec<RelayerRows>, StoreError> {
+        self.read(|world| relayers.iter().map(|relayer| world.relayer_rows(relayer, lately)).collect()).await
+    }
 }
 
 impl World {
@@ -304,6 +308,39 @@ impl World {
             row.binding.as_ref().is_some_and(|binding| binding.relayer == *relayer && binding.at < before)
         };
         self.rows.iter().filter(|row| made_before(row) && bound_before(row)).max_by_key(|row| row.id)
+    }
+
+    fn relayer_rows(&self, relayer: &RelayerUrl, lately: Lately) -> RelayerRows {
+        let mut rows = RelayerRows::default();
+        for row in &self.rows {
+            if let Some(claim) = row.claim.as_ref().filter(|claim| claim.relayer == *relayer) {
+                rows.claimed += 1;
+                rows.recent += u64::from(claim.at >= lately.open_since);
+            }
+            let Some(binding) = row.binding.as_ref().filter(|binding| binding.relayer == *relayer) else { continue };
+            if row.status.is_final() {
+                rows.ended = (rows.ended + u64::from(row.updated_at >= lately.ended_since)).min(lately.ended_max);
+                rows.last_ended = rows.last_ended.max(Some(row.updated_at));
+                continue;
+            }
+            let recent = binding.at >= lately.open_since;
+            rows.bound += 1;
+            rows.recent += u64::from(recent);
+            match binding.nonce {
+                None => {
+                    rows.unsigned += 1;
+                    let oldest = rows.oldest_unsigned.map_or(binding.at, |oldest| oldest.min(binding.at));
+                    rows.oldest_unsigned = if recent { Some(oldest) } else { rows.oldest_unsigned };
+                }
+                Some(nonce) => {
+                    let oldest =
+                        rows.oldest_signed.map_or((nonce, binding.at), |oldest| oldest.min((nonce, binding.at)));
+                    rows.oldest_signed = Some(oldest);
+                    rows.nonce_max = rows.nonce_max.max(Some(nonce));
+                }
+            }
+        }
+        rows
     }
 
     fn save(&mut self, moved: &Moved, by: Option<&ConsumerId>) -> Result<Saved, StoreError> {
