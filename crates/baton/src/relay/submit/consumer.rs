@@ -162,7 +162,7 @@ impl Consumer {
                 // A transaction that must go to one relayer does not occupy a handler for long.
                 () = self.guarded.clock.sleep(ROOM_PATIENCE), if at.is_some() => Err(None),
             };
-            let chosen = match chosen {
+            let mut chosen = match chosen {
                 Ok(chosen) => chosen,
                 // The relayer that failed it last is better than none.
                 Err(_) if avoided.is_some() => {
@@ -210,6 +210,7 @@ impl Consumer {
                 // Another consumer was quicker; the next delivery sees what is left to do.
                 return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
             };
+            chosen.claimed();
             let relayer = chosen.client.url().clone();
             let timings = &self.guarded.timings;
             let started = self.guarded.clock.instant();
