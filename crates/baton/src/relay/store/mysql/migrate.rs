@@ -12,11 +12,12 @@ use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("../../../../migrations/mysql/0001_init.sql"),
     include_str!("../../../../migrations/mysql/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/mysql/0003_block_number.sql"),
     include_str!("../../../../migrations/mysql/0004_relayer_nonces.sql"),
+    include_str!("../../../../migrations/mysql/0005_relayer_rows.sql"),
     include_str!("../../../../migrations/mysql/0006_chain_evidence.sql"),
 ];
 
