@@ -15,7 +15,7 @@ use harness::process::{Process, Program};
 use harness::relayer::{Relayer, RelayerOptions};
 use harness::wait::eventually_ok;
 use serde_json::json;
-use tokio::io::copy_bidirectional;
+use tokio::io::copy;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::relay_fixture::{API_KEY, LATER, SOON, TO, WEBHOOK_KEY, answer};
@@ -168,8 +168,9 @@ impl Network {
                 let (mut from, _) = listener.accept().await.unwrap();
                 tokio::spawn(async move {
                     let mut to = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-                    // It ends with an error when a peer resets it.
-                    let _ = copy_bidirectional(&mut from, &mut to).await;
+                    let ((mut from_read, mut from_write), (mut to_read, mut to_write)) = (from.split(), to.split());
+                    // The end of Baton's side is not passed on: a relayer finishes what it has read. A reset is an error.
+                    let _ = tokio::join!(copy(&mut from_read, &mut to_write), copy(&mut to_read, &mut from_write));
                 });
             }
         });
@@ -239,7 +240,7 @@ impl Network {
     async fn lose_submissions(&self, baton: &mut Process) -> Vec<String> {
         // Leaves as many idle connections, so that the submissions need not connect first.
         self.send(0).await;
-        self.until_records(SUBMISSIONS).await;
+        self.until_answered().await;
         self.cut();
         let sent = self.send(SUBMISSIONS).await;
         eventually_ok(SOON, "submissions to be written", || async {
@@ -269,10 +270,12 @@ impl Network {
         self.http.request(method, url).header("x-api-key", API_KEY).timeout(SOON)
     }
 
-    async fn until_records(&self, count: usize) {
-        eventually_ok(SOON, "the relayer to have the transactions", || async {
-            let found = self.relayer.accepted().len();
-            if found >= count { Ok(()) } else { Err(found) }
+    /// Waits until Baton has the relayer's answers to all submissions.
+    async fn until_answered(&self) {
+        eventually_ok(SOON, "the relayer's answers", || async {
+            let pending = self.request(reqwest::Method::GET, "/api/v1/relay/transactions?status=pending");
+            let (_, page) = answer(pending).await;
+            if page["transactions"].as_array().is_some_and(Vec::is_empty) { Ok(()) } else { Err(page) }
         })
         .await;
     }
