@@ -98,6 +98,7 @@ impl ConsumerProcess {
             forwarder: None,
             decides: false,
             finality_blocks: 12,
+            calls_per_second: None,
         };
         let chain = Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain).unwrap());
         let settings = ReconcilerSettings {
