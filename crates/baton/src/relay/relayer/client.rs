@@ -43,14 +43,19 @@ struct Target {
 impl Target {
     /// A record, if it is this relayer's record of that id: a proxy or a shared store may exchange answers.
     fn own(&self, report: Report, id: &RelayerTxId) -> Result<Report, RelayerError> {
-        let sender = report.from.as_deref().and_then(|from| from.parse::<Address>().ok());
         if report.tx_id != *id {
             return Err(RelayerError::Unreadable("it is about another transaction"));
         }
-        if sender.zip(self.address).is_some_and(|(sender, own)| sender != own) {
+        if self.is_foreign(&report) {
             return Err(RelayerError::Unreadable("it is a transaction of another account"));
         }
         Ok(report)
+    }
+
+    /// Whether a record is of another account than this relayer's.
+    fn is_foreign(&self, report: &Report) -> bool {
+        let sender = report.from.as_deref().and_then(|from| from.parse::<Address>().ok());
+        sender.zip(self.address).is_some_and(|(sender, own)| sender != own)
     }
 }
 
@@ -241,7 +246,14 @@ impl RelayerClient {
         let body = Bytes::from(wire::write_send(call, target.dialect).to_string());
         let request = self.request(Method::POST, url, Some(body), timeout);
         match self.transport.send(Request { fence: Some(fence), ..request }).await {
-            Ok(answer) => judge_answer(answer.status, &answer.headers, &text(&answer)),
+            Ok(answer) => match judge_answer(answer.status, &answer.headers, &text(&answer)) {
+                // A proxy may have exchanged the answers of two relayers.
+                Answer::Accepted(report) if target.is_foreign(&report) => Answer::Unknown {
+                    reason: format!("the answer is about a transaction of another account ({})", report.tx_id),
+                    answered: true,
+                },
+                answer => answer,
+            },
             Err(failure) => judge_failure(failure),
         }
     }
