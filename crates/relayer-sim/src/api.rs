@@ -206,9 +206,10 @@ impl SimRelayer {
                 })
             }
             _ if !real => Reply::now(not_found()),
-            ("GET", ["relayers", id, "status"]) => self.read_of(id, ReadOf::Relayers, |relayer| relayer.show_status()),
-            ("GET", ["relayers", id, "balance"]) => {
-                self.read_of(id, ReadOf::Relayers, |relayer| relayer.show_balance())
+            ("GET", ["relayers", id, "status"]) => self.read_of(id, ReadOf::Chain, |relayer| relayer.show_status()),
+            ("GET", ["relayers", id, "balance"]) => self.read_of(id, ReadOf::Chain, |relayer| relayer.show_balance()),
+            ("POST", ["relayers", id, "rpc"]) => {
+                self.read_of(id, ReadOf::Chain, |relayer| relayer.pass_on(request.body).unwrap_or_else(not_found))
             }
             ("GET", ["relayers", id, "transactions"]) => {
                 self.read_of(id, ReadOf::Transactions, |relayer| relayer.list_transactions(now_ms, request.query))
@@ -250,8 +251,10 @@ impl SimRelayer {
     /// A read, with the faults that concern it.
     fn read(&mut self, of: ReadOf, answer: impl FnOnce(&Self) -> SimResponse) -> Reply {
         self.answers_given += u64::from(matches!(of, ReadOf::Transactions));
+        let chain_behaves = self.faults.chain_reads == ReadFault::default();
         let ReadFault { delay, status, hang } = match of {
-            ReadOf::Relayers => &self.faults.relayer_reads,
+            ReadOf::Chain if !chain_behaves => &self.faults.chain_reads,
+            ReadOf::Chain | ReadOf::Relayers => &self.faults.relayer_reads,
             ReadOf::Transactions => &self.faults.transaction_reads,
         };
         if *hang {
@@ -422,6 +425,7 @@ impl SimRelayer {
 #[derive(Clone, Copy)]
 enum ReadOf {
     Relayers,
+    Chain,
     Transactions,
 }
 

@@ -87,6 +87,7 @@ pub struct SimRelayer {
     pub(crate) balance: String,
     /// Present if it signs on a chain.
     pub(crate) on_chain: Option<OnChain>,
+    pub(crate) chain_id: Option<u64>,
     schedule: BinaryHeap<Due>,
     schedule_serial: u64,
     /// Records that a jam holds.
@@ -177,6 +178,7 @@ impl SimRelayer {
             nonce_gaps: BTreeSet::new(),
             balance: "10000000000000000000000".to_owned(),
             on_chain: None,
+            chain_id: options.chain_id,
             schedule: BinaryHeap::new(),
             schedule_serial: 0,
             jammed: Vec::new(),

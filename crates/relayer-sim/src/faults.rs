@@ -17,6 +17,8 @@ pub struct Faults {
     pub every_request: Option<u16>,
     /// For GET of relayers, their status and balance.
     pub relayer_reads: ReadFault,
+    /// For what makes the relayer ask its chain: status, balance and `/rpc`. If set, in place of `relayer_reads`.
+    pub chain_reads: ReadFault,
     /// For GET of transactions, one or a list.
     pub transaction_reads: ReadFault,
     /// For lists of transactions that are answered.

@@ -21,6 +21,8 @@ pub struct RelayerOptions {
     pub name: Option<String>,
     /// Network in the list of relayers.
     pub network: String,
+    /// Id of its chain, which `/rpc` tells; there is no `/rpc` when absent.
+    pub chain_id: Option<u64>,
     /// 0x-hex address that it signs with; derived from the id when absent.
     pub address: Option<String>,
     /// Bearer token that callers must present.
@@ -73,6 +75,7 @@ impl RelayerOptions {
         Self {
             name: None,
             network: "testnet".to_owned(),
+            chain_id: Some(31337),
             address: None,
             api_key: format!("api-key-of-{id}-0123456789abcdef0123456789"),
             id,

@@ -94,6 +94,27 @@ impl SimRelayer {
         success(Balance { balance: RawValue::from_string(self.shown_balance().to_owned()).ok(), unit: "wei" })
     }
 
+    /// A JSON-RPC request for its node, answered by the relayer itself; `None` if it offers no such call.
+    pub(crate) fn pass_on(&self, body: &[u8]) -> Option<SimResponse> {
+        let chain_id = self.chain_id?;
+        if self.faults.paused || self.faults.system_disabled {
+            let why = if self.faults.paused { "Relayer paused" } else { "Relayer disabled" };
+            return Some(failure(403, why));
+        }
+        let request: Value = serde_json::from_slice(body).unwrap_or_default();
+        let id = &request["id"];
+        let answer = match request["method"].as_str() {
+            Some("eth_chainId") => {
+                json!({"jsonrpc": "2.0", "result": format!("{chain_id:#x}"), "error": null, "id": id})
+            }
+            _ => {
+                let error = json!({"code": -32601, "message": "Method not found"});
+                json!({"jsonrpc": "2.0", "result": null, "error": error, "id": id})
+            }
+        };
+        Some(json_body(200, &answer))
+    }
+
     pub(crate) fn show_by_nonce(&self, now_ms: i64, nonce: &str) -> SimResponse {
         let found = nonce.parse::<u64>().ok().and_then(|nonce| {
             let mut newest_first = self.entries.iter().rev();

@@ -72,7 +72,7 @@ impl Vars<'_> {
         })
     }
 
-    fn chain_id(&mut self) -> Option<u64> {
+    pub(super) fn chain_id(&mut self) -> Option<u64> {
         let id = self.text("CHAIN_ID")?.parse().ok().filter(|id| *id > 0);
         if id.is_none() {
             self.problem("CHAIN_ID", "must be a whole number of at least 1, such as 137");
@@ -124,8 +124,10 @@ mod tests {
         assert_eq!((chain.forwarder, chain.preflight, chain.chain_id), (None, false, Some(31337)));
         assert!(
             read(&[("CHAIN_ID", "31337")]).unwrap().is_none(),
-            "CHAIN_ID alone may come from an environment shared with the relayers"
+            "CHAIN_ID alone says which chain the relayers must be on"
         );
+        let lookup = |name: &str| (name == "CHAIN_ID").then(|| "31337".to_owned());
+        assert_eq!(Config::from_vars(Service::Command, lookup).unwrap().relay.chain_id, Some(31337));
     }
 
     #[test]

@@ -75,6 +75,16 @@ impl<'a> Vars<'a> {
         self.read(name, |text| T::try_from(text.parse::<u64>().ok().filter(|number| *number > 0)?).ok())
     }
 
+    /// The same for a variable without a default; `None` if it is unset.
+    pub(super) fn optional_count(&mut self, name: &str) -> Option<u64> {
+        let text = self.text(name)?;
+        let count = text.parse::<u64>().ok().filter(|number| *number > 0);
+        if count.is_none() {
+            self.problem(name, &variables::variable(name).kind.rule());
+        }
+        count
+    }
+
     pub(super) fn millis(&mut self, name: &str) -> Duration {
         Duration::from_millis(self.count(name))
     }

@@ -55,6 +55,8 @@ pub struct RelayConfig {
     pub routing: RoutingSettings,
     /// The chain behind `RPC_URL`; `None` if it is unset.
     pub chain: Option<ChainConfig>,
+    /// `CHAIN_ID`: the id of the chain that relayers must be on; `None`: that of the chain behind `RPC_URL`, if it is set.
+    pub chain_id: Option<u64>,
 }
 
 /// How the lane ends a success: by webhook (`confirmed`) or by polling the relayer (`success`, with the result).
@@ -135,6 +137,7 @@ impl Vars<'_> {
             timings: self.timings(),
             routing: self.routing(),
             chain: self.chain(),
+            chain_id: self.chain_id(),
         }
     }
 
@@ -158,7 +161,7 @@ impl Vars<'_> {
     fn routing(&mut self) -> RoutingSettings {
         let breaker_open = self.millis("BREAKER_OPEN_MS");
         RoutingSettings {
-            in_flight_max: self.count("RELAYER_MAX_IN_FLIGHT"),
+            in_flight_max: self.optional_count("RELAYER_MAX_IN_FLIGHT"),
             rate_per_second: Some(self.parsed("RELAYER_RATE_PER_SECOND")).filter(|rate| *rate > 0),
             balance_min: self.read("RELAYER_MIN_BALANCE_WEI", parse_amount),
             breaker_failures: self.count("BREAKER_FAILURES"),

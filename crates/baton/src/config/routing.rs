@@ -7,8 +7,8 @@ use alloy_primitives::U256;
 /// The limits that choose, pause and skip relayers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutingSettings {
-    /// Maximum transactions in flight at one relayer.
-    pub in_flight_max: u64,
+    /// Maximum transactions in flight at one relayer; `None`: it follows what the relayer finishes.
+    pub in_flight_max: Option<u64>,
     /// Maximum submissions per second to one relayer; `None` means no limit.
     pub rate_per_second: Option<u32>,
     /// Minimum balance in wei; a relayer below it is out of funds and skipped.
@@ -19,7 +19,8 @@ pub struct RoutingSettings {
     pub breaker_open: Duration,
     /// The longest a breaker stays open.
     pub breaker_open_max: Duration,
-    /// A relayer whose pending count rises for this long without a confirmation counts as jammed.
+    /// A relayer that makes no progress for this long counts as jammed: a nonce gap counts after half as long, a
+    /// transaction that the chain does not mine after two and a half times as long.
     pub jam_after: Duration,
     /// Age after which a health report no longer counts.
     pub report_lifetime: Duration,

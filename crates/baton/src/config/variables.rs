@@ -196,7 +196,14 @@ pub const SECTIONS: &[Section] = &[
                 "Blocks on top of a block after which it cannot change any more",
             ),
             var("RPC_TIMEOUT_MS", Millis, "5000", Relay, "Timeout of one JSON-RPC call").hidden(),
-            var("CHAIN_ID", Count, "", Relay, "Expected id of the chain; required for gasless transactions"),
+            var(
+                "CHAIN_ID",
+                Count,
+                "",
+                Relay,
+                "Expected id of the chain; relayers on another get no work. Unset: that of RPC_URL. Required for gasless \
+                 transactions",
+            ),
             var(
                 "FORWARDER_ADDRESS",
                 Address,
@@ -297,7 +304,13 @@ pub const SECTIONS: &[Section] = &[
         title: "Routing",
         key: "routing",
         variables: &[
-            var("RELAYER_MAX_IN_FLIGHT", Count, "1000", Relay, "Maximum transactions in flight at one relayer"),
+            var(
+                "RELAYER_MAX_IN_FLIGHT",
+                Count,
+                "",
+                Relay,
+                "Maximum transactions in flight at one relayer; unset: it follows what the relayer finishes, up to 5000",
+            ),
             var(
                 "RELAYER_RATE_PER_SECOND",
                 Number,
@@ -317,7 +330,7 @@ pub const SECTIONS: &[Section] = &[
                 Millis,
                 "120000",
                 Relay,
-                "A relayer whose pending count rises for this long without a confirmation is skipped as jammed",
+                "A relayer that makes no progress for this long is skipped as jammed; a nonce gap counts after half of it",
             ),
             var("RELAYER_SUBMIT_TIMEOUT_MS", Millis, "30000", Relay, "Timeout of one submission to a relayer").hidden(),
             var(

@@ -54,7 +54,7 @@ pub fn client(limits: ConnectionLimits) -> Result<HttpClient, String> {
     Ok(builder.build(connector))
 }
 
-/// Connects over TCP or TLS within [`CONNECT_TIMEOUT`].
+/// Connects over TCP or TLS, within 2 s.
 #[derive(Clone)]
 pub struct Connector(HttpsConnector<ResetOnClose>);
 

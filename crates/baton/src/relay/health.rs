@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::http::health::{HealthCheck, LaneHealth, in_time, queue_part};
 use crate::relay::relayer::pool::Pool;
+use crate::relay::relayer::routing::RelayerView;
 use crate::relay::update::guarded_store::GuardedStore;
 
 /// What the lane is asked about.
@@ -49,15 +50,7 @@ impl HealthCheck for RelayHealth {
             Some(true) => "ok",
             Some(false) => "unavailable",
         };
-        let each = relayers.iter().map(|relayer| {
-            json!({
-                "url": relayer.url.0,
-                "status": relayer.skipped.map_or("ok", |reason| reason.name()),
-                "healthKnown": relayer.known,
-                "breaker": relayer.breaker,
-                "inFlight": relayer.load,
-            })
-        });
+        let each = relayers.iter().map(relayer_part);
         let status = if able > 0 { "ok" } else { "unavailable" };
         let relayers = json!({ "status": status, "able": able, "each": each.collect::<Value>() });
         let parts = [
@@ -71,4 +64,29 @@ impl HealthCheck for RelayHealth {
             parts: parts.map(|(name, part)| (name.to_owned(), part)).into_iter().collect(),
         }
     }
+}
+
+fn relayer_part(relayer: &RelayerView) -> Value {
+    let mut part = json!({
+        "url": relayer.url.0,
+        "status": relayer.skipped.map_or("ok", |reason| reason.name()),
+        "healthKnown": relayer.known,
+        "breaker": relayer.breaker,
+        "inFlight": relayer.load,
+        "inFlightMax": relayer.cap,
+    });
+    if let Some(cause) = relayer.jam {
+        part["reason"] = json!(cause.to_string());
+        if let Some(missing) = cause.missing_nonce() {
+            part["missingNonce"] = json!(missing);
+        }
+    }
+    if let Some(wrong) = &relayer.wrong_network {
+        part["reason"] = json!(wrong.to_string());
+        part["network"] = json!(wrong.network);
+        part["chainId"] = json!(wrong.chain_id);
+        part["expectedNetwork"] = json!(wrong.expected_network);
+        part["expectedChainId"] = json!(wrong.expected_chain_id);
+    }
+    part
 }

@@ -25,7 +25,7 @@ use crate::relay::observe::webhook::{self, WebhookState};
 use crate::relay::reconcile::chain_check::ChainCheck;
 use crate::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
 use crate::relay::relayer::client::RelayerClient;
-use crate::relay::relayer::pool::Pool;
+use crate::relay::relayer::pool::{Pool, PoolSettings};
 use crate::relay::state::transaction::ConsumerId;
 use crate::relay::submit::consumer::{Consumer, ConsumerSettings};
 use crate::relay::submit::nonce_order::NonceOrder;
@@ -74,7 +74,14 @@ impl RelayLane {
                     .map_err(|why| anyhow::anyhow!("OZ_RELAYER_URLS {url}: {why}"))
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let pool = Pool::new(clients, relay.routing.clone(), relay.health_interval, relay.health_timeout, clock);
+        let settings = PoolSettings {
+            routing: relay.routing.clone(),
+            health_interval: relay.health_interval,
+            health_timeout: relay.health_timeout,
+            chain_id: relay.chain_id,
+            has_chain: relay.chain.is_some(),
+        };
+        let pool = Pool::new(clients, settings, Arc::clone(&guarded.store), clock);
         let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
         Ok(Self { guarded, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
     }
@@ -168,7 +175,8 @@ impl RelayLane {
             drop(stop_sweeping);
             summary
         };
-        let (summary, ()) = tokio::join!(consuming, reconciler.run(drained));
+        let (summary, (), ()) =
+            tokio::join!(consuming, reconciler.run(drained.clone()), self.watch_nonces(drained.clone()));
         let Summary { received, done, retried, dead, handed_back, .. } = summary;
         info!(
             action = "consumer_stopped", consumer = %me, received, done, retried, dead, handed_back,
@@ -177,9 +185,21 @@ impl RelayLane {
         summary
     }
 
+    /// Holds the relayers' open nonces against the chain, if there is one.
+    async fn watch_nonces(&self, shutdown: CancellationToken) {
+        if let Some((chain, config)) = self.chain.as_ref().zip(self.config.chain.as_ref()) {
+            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks);
+            self.pool.watch_nonces(reader, shutdown).await;
+        }
+    }
+
     /// Keeps watch over the relayers and refreshes the gauges until shutdown.
     pub async fn watch(&self, shutdown: CancellationToken) {
-        tokio::join!(self.pool.watch(shutdown.clone()), self.engine.watch(shutdown.clone()), self.measure(shutdown));
+        tokio::join!(
+            self.pool.watch(self.chain.clone(), shutdown.clone()),
+            self.engine.watch(shutdown.clone()),
+            self.measure(shutdown)
+        );
     }
 
     async fn measure(&self, shutdown: CancellationToken) {

@@ -9,6 +9,7 @@ use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 
 use crate::chain_fixture::{ChainFixture, ChainSetup, SOON};
+use crate::relay_fixture::RelaySetup;
 use crate::rpc_proxy::RpcProxy;
 
 const RECEIPT: &str = "eth_getTransactionReceipt";
@@ -92,14 +93,44 @@ async fn during_a_chain_outage_nothing_is_confirmed_and_a_block_that_was_shown_s
 #[tokio::test]
 async fn a_chain_with_another_id_than_configured_is_not_trusted() {
     let chain = Chain::shared();
-    let relay = ChainSetup::on(&chain).env("CHAIN_ID", (CHAIN_ID + 1).to_string()).start().await;
-    let id = relay.send(new_key().address(), U256::from(1), &[]).await;
-    only_claimed(&relay, &id).await;
+    // The relayer is on the configured chain; only RPC_URL leads to another one.
+    let relay = RelaySetup::relayers(1)
+        .env("RPC_URL", chain.url())
+        .env("CHAIN_ID", (CHAIN_ID + 1).to_string())
+        .env("RECONCILE_SUBMITTED_MS", "500")
+        .relayer(0, |options| options.chain_id = Some(CHAIN_ID + 1))
+        .start()
+        .await;
+    let id = relay.send_serial(1).await;
+    eventually_ok(SOON, "the relayer's word", || async {
+        let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+        if timeline.to_string().contains("the relayer says confirmed") { Ok(()) } else { Err(timeline) }
+    })
+    .await;
     eventually(SOON, "a look at the chain without a result", || async {
         assert_eq!(relay.status(&id).await["status"], "submitted");
         (relay.metric("baton_chain_checks_total", "open").await > 0.0).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn relayers_on_another_chain_than_configured_get_nothing() {
+    let chain = Chain::shared();
+    let relay = ChainSetup::on(&chain).env("CHAIN_ID", (CHAIN_ID + 1).to_string()).start().await;
+    let id = relay.send(new_key().address(), U256::from(1), &[]).await;
+    eventually_ok(SOON, "every relayer to be on the wrong network", || async {
+        let (_, health) = relay.get("/health").await;
+        let each = health["parts"]["relayers"]["each"].as_array().unwrap().clone();
+        let wrong = each.iter().all(|relayer| {
+            relayer["status"] == "wrong network"
+                && (&relayer["chainId"], &relayer["expectedChainId"]) == (&json!(CHAIN_ID), &json!(CHAIN_ID + 1))
+        });
+        if wrong { Ok(()) } else { Err(health) }
+    })
+    .await;
+    assert_eq!(relay.status(&id).await["status"], "pending");
+    assert_eq!(relay.mined().await, 0);
 }
 
 /// Redis may hold an entry without the block number: from a process that did not know it yet, or from a version without

@@ -192,11 +192,6 @@ impl ChainFixture {
         .await
     }
 
-    /// A metric of the API process, summed over the series whose labels contain `label`.
-    pub async fn metric(&self, name: &str, label: &str) -> f64 {
-        relay_fixture::metric(&self.http, &self.base, name, label).await
-    }
-
     /// Posts a transfer to a relayer directly; returns the relayer's id.
     pub async fn post_at_relayer(&self, index: usize, to: Address, value: u64) -> String {
         let body = json!({ "to": to.to_string(), "value": value.to_string(), "speed": "fast" });

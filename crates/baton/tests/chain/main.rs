@@ -10,6 +10,7 @@ mod direct;
 mod ethers;
 mod faults;
 mod gasless;
+mod jams;
 mod misleading_relayers;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]

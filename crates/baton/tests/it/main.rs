@@ -7,6 +7,7 @@ mod commands;
 mod journey;
 mod layers;
 mod legacy_bugs;
+mod load;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
 mod relay_fixture;
 mod routing;

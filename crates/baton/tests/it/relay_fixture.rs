@@ -9,7 +9,7 @@ use harness::ledger::EffectLedger;
 use harness::ports::free_port;
 use harness::process::{Process, Program};
 use harness::proxy::Proxy;
-use harness::relayer::{Relayer, RelayerOptions};
+use harness::relayer::{Faults, Relayer, RelayerOptions};
 use harness::servers::Servers;
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -22,9 +22,13 @@ pub const API_KEY: &str = "test-key";
 pub const WEBHOOK_KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
 pub const TO: &str = "0x5FbDB2315678afecb367f032d93F642f64180aa3";
 
+/// A change of a relayer's faults before `baton` starts.
+type FaultChange = Box<dyn FnOnce(&mut Faults) + Send>;
+
 /// Settings of a fixture.
 pub struct RelaySetup {
     relayers: Vec<RelayerOptions>,
+    faults: Vec<(usize, FaultChange)>,
     env: BTreeMap<String, String>,
     links: BTreeMap<String, u16>,
     api_links: BTreeMap<String, u16>,
@@ -56,6 +60,7 @@ impl RelaySetup {
         ];
         Self {
             relayers: (1..=count).map(|number| RelayerOptions::new(format!("relayer-{number}"))).collect(),
+            faults: Vec::new(),
             env: env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             links: BTreeMap::new(),
             api_links: BTreeMap::new(),
@@ -114,6 +119,12 @@ impl RelaySetup {
         self
     }
 
+    /// Changes one relayer's faults before `baton` starts.
+    pub fn faults(mut self, index: usize, change: impl FnOnce(&mut Faults) + Send + 'static) -> Self {
+        self.faults.push((index, Box::new(change)));
+        self
+    }
+
     /// Starts everything and waits until it is ready.
     pub async fn start(self) -> RelayFixture {
         let directory = tempfile::tempdir().unwrap();
@@ -128,6 +139,9 @@ impl RelaySetup {
                 options
             };
             relayers.push(Relayer::start(options).await);
+        }
+        for (index, change) in self.faults {
+            relayers[index].change_faults(change);
         }
         let mut env = self.env;
         for (name, value) in &engine.vars {

@@ -50,11 +50,16 @@ async fn a_relayer_paused_between_two_health_checks_fails_no_transaction() {
 
 #[tokio::test]
 async fn a_relayer_that_answers_500_is_avoided_and_its_unknown_outcomes_are_settled_when_it_recovers() {
-    let relay = RelaySetup::relayers(3).start().await;
+    // Some are sent before a health check sees it.
+    let relay = RelaySetup::relayers(3).env("RELAYER_HEALTH_INTERVAL_MS", "2000").start().await;
     for index in 0..3 {
         relay.until_relayer(index, "ok").await;
     }
     let failing = &relay.relayers[2];
+    eventually(SOON, "its status to be known", || async {
+        (failing.count_requests("GET", "/status") > 0).then_some(())
+    })
+    .await;
     failing.change_faults(|faults| faults.every_request = Some(500));
     let sent = relay.send_many(0..600).await;
     relay.until_relayer(2, "unreachable").await;

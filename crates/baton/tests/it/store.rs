@@ -18,6 +18,7 @@ mod gasless;
 mod lossy_link;
 mod mysql;
 mod mysql_connection;
+mod relayer_rows;
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use harness::process::{Process, Program};
 use harness::relayer::{Relayer, RelayerOptions};
 use harness::wait::eventually_ok;
 use serde_json::json;
-use tokio::io::copy_bidirectional;
+use tokio::io::copy;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::relay_fixture::{API_KEY, LATER, SOON, TO, WEBHOOK_KEY, answer};
@@ -168,8 +168,9 @@ impl Network {
                 let (mut from, _) = listener.accept().await.unwrap();
                 tokio::spawn(async move {
                     let mut to = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-                    // It ends with an error when a peer resets it.
-                    let _ = copy_bidirectional(&mut from, &mut to).await;
+                    let ((mut from_read, mut from_write), (mut to_read, mut to_write)) = (from.split(), to.split());
+                    // The end of Baton's side is not passed on: a relayer finishes what it has read. A reset is an error.
+                    let _ = tokio::join!(copy(&mut from_read, &mut to_write), copy(&mut to_read, &mut from_write));
                 });
             }
         });
@@ -239,7 +240,7 @@ impl Network {
     async fn lose_submissions(&self, baton: &mut Process) -> Vec<String> {
         // Leaves as many idle connections, so that the submissions need not connect first.
         self.send(0).await;
-        self.until_records(SUBMISSIONS).await;
+        self.until_answered().await;
         self.cut();
         let sent = self.send(SUBMISSIONS).await;
         eventually_ok(SOON, "submissions to be written", || async {
@@ -269,10 +270,12 @@ impl Network {
         self.http.request(method, url).header("x-api-key", API_KEY).timeout(SOON)
     }
 
-    async fn until_records(&self, count: usize) {
-        eventually_ok(SOON, "the relayer to have the transactions", || async {
-            let found = self.relayer.accepted().len();
-            if found >= count { Ok(()) } else { Err(found) }
+    /// Waits until Baton has the relayer's answers to all submissions.
+    async fn until_answered(&self) {
+        eventually_ok(SOON, "the relayer's answers", || async {
+            let pending = self.request(reqwest::Method::GET, "/api/v1/relay/transactions?status=pending");
+            let (_, page) = answer(pending).await;
+            if page["transactions"].as_array().is_some_and(Vec::is_empty) { Ok(()) } else { Err(page) }
         })
         .await;
     }
@@ -293,26 +296,47 @@ impl Network {
             if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
         })
         .await;
+        self.until_handled().await;
         let output = baton.output();
         assert!(output.contains("its outcome stays unknown") || output.contains("resend"), "{}", baton.log_excerpt());
         let counts: Vec<usize> = sent.iter().map(|data| records(data)).collect();
         assert_eq!(counts, vec![1; SUBMISSIONS], "records of each transaction\n{}", baton.log_excerpt());
     }
 
+    /// Waits until the relayer has handled what has arrived in its namespace: the forwarder has read it, and later requests
+    /// on the same way were answered.
+    async fn until_handled(&self) {
+        eventually_ok(SOON, "everything that arrived to be read", || async {
+            let unread: usize = table(&self.relayer_namespace()).iter().map(|row| queue(row, 1)).sum();
+            if unread == 0 { Ok(()) } else { Err(unread) }
+        })
+        .await;
+        for _ in 0..20 {
+            let request = self.http.get(format!("http://{RELAYER_IP}:{RELAYER_PORT}/api/v1/relayers"));
+            answer(request.bearer_auth(self.relayer.api_key())).await;
+        }
+    }
+
     /// The connections from Baton's namespace to the relayer.
     fn sockets(&self) -> Vec<Socket> {
-        let table = ip(&["netns", "exec", &self.baton_namespace(), "cat", "/proc/net/tcp"]);
-        let table = String::from_utf8_lossy(&table.stdout).into_owned();
         let port = format!(":{RELAYER_PORT:04X}");
-        let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let to_relayer = rows.filter(|row| row.get(2).is_some_and(|peer| peer.ends_with(&port)));
-        to_relayer
-            .map(|row| Socket {
-                state: row[3].to_owned(),
-                unacknowledged: usize::from_str_radix(row[4].split(':').next().unwrap(), 16).unwrap(),
-            })
-            .collect()
+        let rows = table(&self.baton_namespace()).into_iter();
+        let to_relayer = rows.filter(|row| row[2].ends_with(&port));
+        to_relayer.map(|row| Socket { state: row[3].clone(), unacknowledged: queue(&row, 0) }).collect()
     }
+}
+
+/// The TCP connections of a namespace, by column.
+fn table(namespace: &str) -> Vec<Vec<String>> {
+    let output = ip(&["netns", "exec", namespace, "cat", "/proc/net/tcp"]);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows = table.lines().skip(1).map(|line| line.split_whitespace().map(str::to_owned).collect());
+    rows.collect()
+}
+
+/// Bytes in the send queue (0) or the receive queue (1) of a connection.
+fn queue(row: &[String], which: usize) -> usize {
+    usize::from_str_radix(row[4].split(':').nth(which).unwrap(), 16).unwrap()
 }
 
 /// A line of `/proc/net/tcp`.

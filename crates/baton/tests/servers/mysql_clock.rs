@@ -26,6 +26,9 @@ async fn mysql_clock_jumps_ahead() {
         until_logged(&relay, "clock_jumped", jump + 1).await;
     }
     relay.until_status(&id, "confirmed").await;
+    // A resend would be confirmed before the relayer stores the first submission.
+    let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+    assert!(!timeline.to_string().contains("\"absent\""), "{timeline}");
     assert_eq!(records(&relay, 1), 1, "{}", relay.api.log_excerpt());
 }
 

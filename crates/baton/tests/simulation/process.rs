@@ -12,7 +12,7 @@ use baton::relay::chain::Chain;
 use baton::relay::observe::status::StatusLookup;
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
 use baton::relay::relayer::client::RelayerClient;
-use baton::relay::relayer::pool::Pool;
+use baton::relay::relayer::pool::{Pool, PoolSettings};
 use baton::relay::state::transaction::ConsumerId;
 use baton::relay::store::TransactionStore;
 use baton::relay::submit::consumer::{Consumer, ConsumerSettings};
@@ -66,7 +66,7 @@ fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool
     let transport = Arc::new(SimTransport { sim: sim.clone() });
     let client = |node| RelayerClient::over(Arc::<SimTransport>::clone(&transport), &url(node).parse().unwrap());
     let routing = RoutingSettings {
-        in_flight_max: 100,
+        in_flight_max: Some(100),
         rate_per_second: None,
         balance_min: U256::ZERO,
         breaker_failures: 5,
@@ -75,7 +75,14 @@ fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool
         jam_after: Duration::from_secs(100_000),
         report_lifetime: Duration::from_secs(30),
     };
-    let pool = Pool::new((0..nodes).map(client).collect(), routing, HEALTH_INTERVAL, HEALTH_TIMEOUT, clock);
+    let settings = PoolSettings {
+        routing,
+        health_interval: HEALTH_INTERVAL,
+        health_timeout: HEALTH_TIMEOUT,
+        chain_id: None,
+        has_chain: false,
+    };
+    let pool = Pool::new((0..nodes).map(client).collect(), settings, Arc::clone(&guarded.store), clock);
     (guarded, pool)
 }
 

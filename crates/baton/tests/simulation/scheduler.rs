@@ -387,7 +387,10 @@ impl Scheduler {
             Choice::Health(process) => {
                 self.sim.w().processes[process].checking_health = true;
                 let pool = Arc::clone(&self.consumers[process].pool);
-                self.spawn(Owner::Process(process), Job::Health, async move { pool.check().await });
+                self.spawn(Owner::Process(process), Job::Health, async move {
+                    pool.check().await;
+                    pool.count_rows().await;
+                });
             }
             Choice::Post => self.post(),
         }

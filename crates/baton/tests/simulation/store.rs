@@ -7,8 +7,8 @@ use baton::relay::state::transaction::{
     ConsumerId, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use baton::relay::store::{
-    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
-    TimelineEntry, TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
+    Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use baton::timestamp::Timestamp;
 
@@ -283,6 +283,14 @@ impl TransactionStore for SimStore {
     async fn ping(&self) -> Result<(), StoreError> {
         Ok(())
     }
+
+    async fn relayer_rows(
+        &self,
+        relayers: &[RelayerUrl],
+        recent_since: RecentSince,
+    ) -> Result<Vec<RelayerRows>, StoreError> {
+        self.read(|world| relayers.iter().map(|relayer| world.relayer_rows(relayer, recent_since)).collect()).await
+    }
 }
 
 impl World {
@@ -334,6 +342,40 @@ impl World {
         bound.sort_by_key(|record| std::cmp::Reverse(record.at));
         bound.truncate(max);
         bound
+    }
+
+    fn relayer_rows(&self, relayer: &RelayerUrl, recent_since: RecentSince) -> RelayerRows {
+        let mut rows = RelayerRows::default();
+        for row in &self.rows {
+            if let Some(claim) = row.claim.as_ref().filter(|claim| claim.relayer == *relayer) {
+                rows.claimed += 1;
+                rows.recent += u64::from(claim.at >= recent_since.open_since);
+            }
+            let Some(binding) = row.binding.as_ref().filter(|binding| binding.relayer == *relayer) else { continue };
+            if row.status.is_final() {
+                rows.ended =
+                    (rows.ended + u64::from(row.updated_at >= recent_since.ended_since)).min(recent_since.ended_max);
+                rows.last_ended = rows.last_ended.max(Some(row.updated_at));
+                continue;
+            }
+            let recent = binding.at >= recent_since.open_since;
+            rows.bound += 1;
+            rows.recent += u64::from(recent);
+            match binding.nonce {
+                None => {
+                    rows.unsigned += 1;
+                    let oldest = rows.oldest_unsigned.map_or(binding.at, |oldest| oldest.min(binding.at));
+                    rows.oldest_unsigned = if recent { Some(oldest) } else { rows.oldest_unsigned };
+                }
+                Some(nonce) => {
+                    let oldest =
+                        rows.oldest_signed.map_or((nonce, binding.at), |oldest| oldest.min((nonce, binding.at)));
+                    rows.oldest_signed = Some(oldest);
+                    rows.nonce_max = rows.nonce_max.max(Some(nonce));
+                }
+            }
+        }
+        rows
     }
 
     fn save(&mut self, moved: &Moved, by: Option<&ConsumerId>) -> Result<Saved, StoreError> {

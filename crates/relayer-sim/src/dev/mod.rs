@@ -82,6 +82,8 @@ impl DevRelayer {
         let simulated = RelayerOptions {
             name: Some(format!("Development relayer {index}{}", if on_chain { "" } else { " (no chain)" })),
             network: if on_chain { "dev-chain" } else { "dev-none" }.to_owned(),
+            // Known once the chain has answered.
+            chain_id: None,
             address: address.map(|address| address.to_string().to_lowercase()),
             api_key,
             timing: Timing::every(step),

@@ -202,6 +202,7 @@ impl Driver {
         flight.chain_id = Some(chain_id);
         self.change(|core, now_ms| {
             core.set_next_nonce(next_nonce);
+            core.set_chain_id(chain_id);
             core.set_faults(now_ms, Faults::default());
         });
         tracing::info!(

@@ -87,6 +87,11 @@ impl SimRelayer {
         }
     }
 
+    /// As `/rpc` tells it.
+    pub(crate) fn set_chain_id(&mut self, id: u64) {
+        self.chain_id = Some(id);
+    }
+
     /// As `/status` shows it.
     pub(crate) fn set_next_nonce(&mut self, nonce: u64) {
         self.next_nonce = nonce;

@@ -1,6 +1,6 @@
 //! Answers to requests that succeed: envelope, fields, number encodings, lists (facts 2, 3, 4 and 8).
 
-use relayer_sim::{Dialect, Outcome, Status};
+use relayer_sim::{Dialect, Outcome, ReadFault, Status};
 use serde_json::json;
 
 use super::*;
@@ -33,6 +33,41 @@ fn reads_of_a_relayer_are_answered_as_captured() {
     assert_eq!(list, RELAYERS);
     assert_eq!(text(&fixture.get("/relayer-a/status")), STATUS);
     assert_eq!(text(&fixture.get("/relayer-a/balance")), BALANCE);
+}
+
+#[test]
+fn json_rpc_is_passed_on_unless_the_relayer_is_paused() {
+    let mut fixture = Fixture::new();
+    let ask = |fixture: &mut Fixture, method: &str| {
+        let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":[]}}"#);
+        answer(fixture.authorized("POST", "/api/v1/relayers/relayer-a/rpc", &body))
+    };
+    let told = json(&ask(&mut fixture, "eth_chainId"));
+    assert_eq!((&told["result"], &told["id"], &told["error"]), (&json!("0x7a69"), &json!(1), &json!(null)));
+    assert_eq!(json(&ask(&mut fixture, "eth_other"))["error"]["code"], json!(-32601));
+    fixture.set_faults(Faults { paused: true, ..Faults::default() });
+    assert_eq!(ask(&mut fixture, "eth_chainId").status, 403);
+    let mut other = Fixture::with(|options| (options.chain_id, options.network) = (Some(1), "mainnet".to_owned()));
+    assert_eq!(json(&ask(&mut other, "eth_chainId"))["result"], "0x1");
+    assert_eq!(json(&other.get(""))["data"][0]["network"], "mainnet");
+    let mut without = Fixture::with(|options| options.chain_id = None);
+    assert_eq!(ask(&mut without, "eth_chainId").status, 404);
+}
+
+#[test]
+fn a_slow_chain_delays_the_status_and_not_the_list() {
+    let mut fixture = Fixture::new();
+    let delay = Some(std::time::Duration::from_secs(13));
+    fixture.set_faults(Faults { chain_reads: ReadFault { delay, ..ReadFault::default() }, ..Faults::default() });
+    let after = |reply: Reply| match reply {
+        Reply::Answer { after_ms, .. } => after_ms,
+        other => panic!("no answer but {other:?}"),
+    };
+    assert_eq!(after(fixture.authorized("GET", "/api/v1/relayers", "")), 0);
+    for path in ["status", "balance"] {
+        assert_eq!(after(fixture.authorized("GET", &format!("/api/v1/relayers/relayer-a/{path}"), "")), 13_000);
+    }
+    assert_eq!(after(fixture.authorized("POST", "/api/v1/relayers/relayer-a/rpc", "{}")), 13_000);
 }
 
 #[test]

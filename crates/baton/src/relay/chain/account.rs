@@ -170,6 +170,13 @@ impl AccountReader {
         })
     }
 
+    /// The account's transaction counts: of those that are mined, and with those that wait next in the node's pool.
+    pub async fn counts(&self, address: Address) -> Result<(u64, u64), ChainError> {
+        let latest = self.count_at(address, "latest").await?;
+        let pending = self.count_at(address, "pending").await?;
+        Ok((latest, pending))
+    }
+
     /// The mined transaction with this hash and its receipt; `None` if the chain does not have it in a block.
     pub async fn mined(&self, hash: B256) -> Result<Option<(AccountTransaction, Address, Receipt)>, ChainError> {
         let found = self.ask("eth_getTransactionByHash", json!([hash.to_string()])).await?;

@@ -115,6 +115,13 @@ impl Chain {
         Ok(Self { transport, endpoints, current, timeout, chain_id, forwarder, checked, forwarder_checked })
     }
 
+    /// The chain's id.
+    pub async fn id(&self) -> Result<u64, ChainError> {
+        self.check_chain().await?;
+        let answer = self.ask("eth_chainId", json!([])).await?;
+        number(&answer).ok_or(ChainError::Unreadable("the chain's id"))
+    }
+
     /// A signer's next nonce at the forwarder.
     pub async fn nonce(&self, signer: Signer) -> Result<U256, ChainError> {
         self.check().await?;

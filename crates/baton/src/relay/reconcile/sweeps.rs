@@ -95,6 +95,8 @@ impl Sweep {
 const SWEEP_MAX: usize = 500;
 /// Maximum number of concurrent questions to relayers.
 const QUESTIONS_MAX: usize = 16;
+/// Longest pause between two looks at a row that its relayer has forgotten, with a chain.
+const FORGOTTEN_CHECK_MAX: Duration = Duration::from_secs(60);
 /// Pause between two clean-ups.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
@@ -223,6 +225,9 @@ impl Reconciler {
         let now = self.guarded.clock.now();
         let pause =
             now.since(binding.at).clamp(self.guarded.timings.submitted_check, self.guarded.timings.submitted_check_max);
+        // What a relayer has forgotten, the chain may settle at any time.
+        let forgotten = binding.forgotten_since.is_some() && self.chain.is_some();
+        let pause = if forgotten { pause.min(FORGOTTEN_CHECK_MAX) } else { pause };
         if self.confirmed_by_chain(row).await? {
             return Ok(None);
         }

@@ -11,6 +11,7 @@ use reqwest::header::{AUTHORIZATION, DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, StatusCode, Url};
 use serde_json::Value;
 
+use super::routing::ChainId;
 use super::wire::{self, Dialect, Listed, Page, RelayerStatus};
 use crate::clock::send_fence::SendFence;
 use crate::config::Secret;
@@ -191,19 +192,35 @@ impl RelayerClient {
         self.known_target(timeout).await.ok()?.address
     }
 
-    /// Its load, balance and state. The flat dialect has no such call: its list has all of it.
-    pub async fn status(&self, listed: &Listed, timeout: Duration) -> Result<RelayerStatus, RelayerError> {
-        match listed.dialect {
-            Dialect::Flat => Ok(RelayerStatus {
-                pending: listed.pending,
-                balance: None,
-                last_confirmed: None,
-                next_nonce: None,
-                state: listed.state,
-            }),
+    /// The id of the chain that it sends to, asked through it. Another error than [`ChainId::NotTold`] may pass.
+    pub async fn chain_id(&self, timeout: Duration) -> Result<ChainId, RelayerError> {
+        let target = self.known_target(timeout).await?;
+        if target.dialect == Dialect::Flat {
+            return Ok(ChainId::NotTold);
+        }
+        let url = self.join(&format!("api/v1/relayers/{}/rpc", target.id));
+        let body = Bytes::from(wire::write_chain_id_question().to_string());
+        let answer = self.transport.send(self.request(Method::POST, url, Some(body), timeout)).await?;
+        match answer.status.as_u16() {
+            // 403: it is paused or disabled, and will tell once it is not.
+            400 | 404 | 405 | 501 => Ok(ChainId::NotTold),
+            200..=299 => match serde_json::from_str(&text(&answer)) {
+                Ok(body) => wire::read_chain_id(&body).ok_or(RelayerError::Unreadable("its chain's id")),
+                Err(_) => Ok(ChainId::NotTold),
+            },
+            status => Err(RelayerError::Status { status, detail: wire::read_error(&text(&answer)) }),
+        }
+    }
+
+    /// Its load, balance and state; it asks its chain for them, which may take long. `None`: the flat dialect has no such
+    /// call, its list has what there is.
+    pub async fn status(&self, timeout: Duration) -> Result<Option<RelayerStatus>, RelayerError> {
+        let target = self.known_target(timeout).await?;
+        match target.dialect {
+            Dialect::Flat => Ok(None),
             Dialect::OpenZeppelin => {
-                let body = self.get(&format!("api/v1/relayers/{}/status", listed.id), timeout).await?;
-                wire::read_status(&body).ok_or(RelayerError::Unreadable("the relayer's status"))
+                let body = self.get(&format!("api/v1/relayers/{}/status", target.id), timeout).await?;
+                wire::read_status(&body).map(Some).ok_or(RelayerError::Unreadable("the relayer's status"))
             }
         }
     }
@@ -269,12 +286,7 @@ impl RelayerClient {
 
     /// The nonce that it will sign next, by its own counter, if it tells.
     pub async fn next_nonce(&self, timeout: Duration) -> Option<u64> {
-        let target = self.known_target(timeout).await.ok()?;
-        if target.dialect == Dialect::Flat {
-            return None;
-        }
-        let body = self.get(&format!("api/v1/relayers/{}/status", target.id), timeout).await.ok()?;
-        wire::read_status(&body)?.next_nonce
+        self.status(timeout).await.ok()??.nonce
     }
 
     /// One page of its transactions, newest first, and the `Date` of the answer; pages count from 1.

@@ -1,29 +1,56 @@
-//! All the relayers: watches their health in the background and hands out the next one to use. Choosing never waits
-//! on the network; it only waits for room when every relayer that takes work is full.
+//! All the relayers: hands out the next one to use. Choosing never waits on the network; it only waits for room when every
+//! relayer that takes work is full. What it goes by is learned in the background: see [`super::watch`].
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use metrics::{counter, gauge};
-use tokio_util::sync::CancellationToken;
+use metrics::gauge;
+use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use super::client::{RelayerClient, describe};
-use super::wire::ListedState;
+use super::client::RelayerClient;
 use crate::clock::Clock;
 use crate::config::RoutingSettings;
-use crate::relay::relayer::routing::{HealthReport, NoChoice, Reason, RelayerView, Router, Sent};
+use crate::relay::relayer::routing::{NoChoice, Reason, RelayerView, Router, Sent};
 use crate::relay::state::transaction::RelayerUrl;
+use crate::relay::store::TransactionStore;
 
 /// The configured relayers and what this process knows of them.
 pub struct Pool {
-    clients: Vec<Arc<RelayerClient>>,
+    pub(super) clients: Vec<Arc<RelayerClient>>,
     router: Mutex<Router>,
+    pub(super) settings: PoolSettings,
+    pub(super) store: Arc<dyn TransactionStore>,
+    pub(super) clock: Clock,
+    /// Whether every relayer has been looked at once, its network included.
+    pub(super) looked: AtomicBool,
+    /// A transaction waits because every relayer is full: the store may show that they are not any more.
+    pub(super) full: Notify,
+    /// What the log has said of each relayer.
+    pub(super) announced: Mutex<Vec<Announced>>,
+}
+
+/// How a pool chooses and watches its relayers.
+#[derive(Debug, Clone)]
+pub struct PoolSettings {
+    /// How relayers are chosen, paused and skipped.
+    pub routing: RoutingSettings,
     /// Pause between two health checks of a relayer.
-    interval: Duration,
+    pub health_interval: Duration,
     /// Time limit of a health check.
-    timeout: Duration,
-    clock: Clock,
+    pub health_timeout: Duration,
+    /// The chain id that relayers must have, if it is configured.
+    pub chain_id: Option<u64>,
+    /// Whether there is a chain to ask.
+    pub has_chain: bool,
+}
+
+/// What the log has said of one relayer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Announced {
+    pub(super) jammed: bool,
+    pub(super) wrong_network: bool,
 }
 
 /// The relayer to use next. Report the result with [`Chosen::answered`]; dropped without that, the result counts as
@@ -31,6 +58,7 @@ pub struct Pool {
 pub struct Chosen {
     pool: Arc<Pool>,
     index: usize,
+    claimed: bool,
     answered: bool,
     /// Its client.
     pub client: Arc<RelayerClient>,
@@ -55,19 +83,35 @@ impl std::fmt::Display for Unavailable {
 
 /// Pause between two looks while no relayer takes work.
 const READY_CHECK: Duration = Duration::from_millis(100);
+/// The same while the relayers are looked at for the first time.
+const LOOK_CHECK: Duration = Duration::from_millis(5);
 
 impl Pool {
-    /// A pool over these clients.
+    /// A pool over these clients. Their load is counted in `store`.
     pub fn new(
         clients: Vec<RelayerClient>,
-        settings: RoutingSettings,
-        interval: Duration,
-        timeout: Duration,
+        settings: PoolSettings,
+        store: Arc<dyn TransactionStore>,
         clock: Clock,
     ) -> Arc<Self> {
         let urls = clients.iter().map(|client| client.url().clone()).collect();
-        let router = Mutex::new(Router::new(urls, settings, clock.instant()));
-        Arc::new(Self { clients: clients.into_iter().map(Arc::new).collect(), router, interval, timeout, clock })
+        let mut router = Router::new(urls, settings.routing.clone(), clock.instant());
+        if let Some(id) = settings.chain_id {
+            router.expect_chain_id(id);
+        }
+        if settings.has_chain {
+            router.use_chain();
+        }
+        Arc::new(Self {
+            announced: Mutex::new(vec![Announced::default(); clients.len()]),
+            clients: clients.into_iter().map(Arc::new).collect(),
+            router: Mutex::new(router),
+            settings,
+            store,
+            clock,
+            looked: AtomicBool::new(false),
+            full: Notify::new(),
+        })
     }
 
     /// The relayer of that name, for a question, which counts towards its rate limit; `None` if it is not configured.
@@ -91,19 +135,29 @@ impl Pool {
                     return Ok(Chosen {
                         pool: Arc::clone(self),
                         index: choice.index,
+                        claimed: false,
                         answered: false,
                         client: Arc::clone(&self.clients[choice.index]),
                         because: choice.because,
                     });
                 }
-                Err(NoChoice::Wait(pause)) => self.clock.sleep(pause).await,
+                Err(NoChoice::Wait(pause)) => {
+                    if self.router().any_full() {
+                        self.full.notify_one();
+                    }
+                    self.clock.sleep(pause).await;
+                }
                 Err(NoChoice::Unavailable(reasons)) => return Err(Unavailable(reasons)),
             }
         }
     }
 
-    /// Returns once some relayer takes work; logs if it has to wait.
+    /// Returns once some relayer takes work; logs if it has to wait. Nothing is submitted before the first look at every
+    /// relayer: one may be on another network.
     pub async fn able(&self) {
+        while !self.looked.load(Ordering::Acquire) {
+            self.clock.sleep(LOOK_CHECK).await;
+        }
         let mut waited = false;
         loop {
             let reasons = match self.router().availability(self.clock.instant()) {
@@ -128,89 +182,27 @@ impl Pool {
         self.router().view(self.clock.instant())
     }
 
-    /// Checks the health of every relayer at each interval until shutdown.
-    pub async fn watch(&self, shutdown: CancellationToken) {
-        loop {
-            tokio::select! {
-                biased;
-                () = shutdown.cancelled() => return,
-                () = self.check() => {}
-            }
-            self.measure();
-            tokio::select! {
-                biased;
-                () = shutdown.cancelled() => return,
-                () = self.clock.sleep(self.interval) => {}
-            }
-        }
-    }
-
-    /// Checks the health of every relayer once.
-    pub async fn check(&self) {
-        futures::future::join_all((0..self.clients.len()).map(|index| self.ask(index))).await;
-        self.router().age(self.clock.instant());
-    }
-
-    async fn ask(&self, index: usize) {
-        let client = &self.clients[index];
-        let mark = self.router().asking(index);
-        let answer = async {
-            let listed = client.look(self.timeout).await?;
-            let status = client.status(&listed, self.timeout).await?;
-            Ok::<_, super::client::RelayerError>(HealthReport {
-                state: if listed.state == status.state { status.state } else { worse(listed.state, status.state) },
-                pending: status.pending,
-                balance: status.balance,
-                last_confirmed: status.last_confirmed,
-            })
-        };
-        match answer.await {
-            Ok(report) => self.router().reported(index, mark, &report, self.clock.instant()),
-            Err(error) => {
-                counter!("baton_relayer_health_failures_total", "relayer" => client.url().0.clone()).increment(1);
-                if self.router().not_reported(index, error.is_only_slow()) {
-                    warn!(action = "relayer_unwell", relayer = %client.url(), "its health check fails: {}", describe(&error));
-                }
-            }
-        }
-    }
-
-    fn measure(&self) {
-        for view in self.view() {
-            let relayer = view.url.0;
-            gauge!("baton_relayer_load", "relayer" => relayer.clone()).set(view.load as f64);
-            gauge!("baton_relayer_able", "relayer" => relayer.clone()).set(if view.skipped.is_none() {
-                1.0
-            } else {
-                0.0
-            });
-            for state in ["closed", "open", "half-open"] {
-                gauge!("baton_relayer_breaker", "relayer" => relayer.clone(), "state" => state)
-                    .set(if view.breaker == state { 1.0 } else { 0.0 });
-            }
-            let jammed = view.skipped == Some(Reason::Jammed);
-            gauge!("baton_relayer_jammed", "relayer" => relayer).set(if jammed { 1.0 } else { 0.0 });
-        }
-    }
-
-    fn router(&self) -> MutexGuard<'_, Router> {
+    pub(super) fn router(&self) -> MutexGuard<'_, Router> {
         // The router's methods do not panic half-way: a poisoned lock still holds a usable router.
         self.router.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// List and status are two calls; the one that reports that the relayer takes no work is believed.
-fn worse(a: ListedState, b: ListedState) -> ListedState {
-    match (a, b) {
-        (ListedState::Disabled, _) | (_, ListedState::Disabled) => ListedState::Disabled,
-        (ListedState::Paused, _) | (_, ListedState::Paused) => ListedState::Paused,
-        _ => ListedState::Active,
-    }
-}
-
 impl Chosen {
+    /// The claim is stored: from now on the store counts the transaction.
+    pub fn claimed(&mut self) {
+        if !std::mem::replace(&mut self.claimed, true) {
+            self.pool.router().claimed(self.index);
+        }
+    }
+
     /// Reports the result of the request.
     pub fn answered(mut self, sent: Sent) {
+        self.answer(sent);
+    }
+
+    fn answer(&mut self, sent: Sent) {
+        self.claimed();
         self.answered = true;
         self.pool.router().answered(self.index, sent, self.pool.clock.instant());
     }
@@ -219,7 +211,7 @@ impl Chosen {
 impl Drop for Chosen {
     fn drop(&mut self) {
         if !self.answered {
-            self.pool.router().answered(self.index, Sent::Unknown, self.pool.clock.instant());
+            self.answer(Sent::Unknown);
         }
     }
 }

@@ -6,6 +6,7 @@ use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value, json};
 
 use crate::evm::parse_amount;
+use crate::relay::relayer::routing::ChainId;
 use crate::relay::request::call::Call;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
 use crate::relay::state::transaction::{Progress, RelayerTxId};
@@ -34,6 +35,8 @@ pub struct Listed {
     pub pending: Option<u64>,
     /// The address that it sends from, where the list carries it.
     pub address: Option<Address>,
+    /// The name of its network, where the list carries it.
+    pub network: Option<String>,
 }
 
 /// Whether a relayer takes work, by its own account.
@@ -56,10 +59,10 @@ pub struct RelayerStatus {
     pub balance: Option<U256>,
     /// The last time it confirmed anything, as it writes it.
     pub last_confirmed: Option<String>,
-    /// The nonce that it will sign next, by its own counter.
-    pub next_nonce: Option<u64>,
     /// Whether it takes work.
     pub state: ListedState,
+    /// The nonce that it takes next, by its own counter.
+    pub nonce: Option<u64>,
 }
 
 /// Every relayer in a list answer; `None` if it is no such answer.
@@ -80,6 +83,7 @@ fn read_listed(item: &Value) -> Option<Listed> {
         state: read_state(object),
         pending: number(object, &PENDING_NAMES),
         address: text(object, &["address"]).and_then(|address| address.parse().ok()),
+        network: text(object, &["network"]),
     })
 }
 
@@ -103,9 +107,30 @@ pub fn read_status(body: &Value) -> Option<RelayerStatus> {
         pending: number(object, &PENDING_NAMES),
         balance: amount(object.get("balance")),
         last_confirmed: text(object, &["last_confirmed_transaction_timestamp"]),
-        next_nonce: number(object, &["nonce"]),
         state: read_state(object),
+        nonce: number(object, &["nonce"]),
     })
+}
+
+/// The question for the chain's id, which a relayer passes on to its node.
+pub fn write_chain_id_question() -> Value {
+    json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": [] })
+}
+
+/// Reads the answer to it: JSON-RPC, by itself or inside `data`. `None` for an error that may pass.
+pub fn read_chain_id(body: &Value) -> Option<ChainId> {
+    const METHOD_NOT_FOUND: i64 = -32601;
+    let inner = body.get("data").filter(|data| !data.is_null()).unwrap_or(body);
+    let known = match inner {
+        Value::Object(object) => number(object, &["result"]),
+        Value::String(text) => parse_amount(text).and_then(|id| u64::try_from(id).ok()),
+        _ => None,
+    };
+    match (known, inner.get("error").filter(|error| !error.is_null())) {
+        (Some(id), _) => Some(ChainId::Known(id)),
+        (None, Some(error)) => (error["code"] == METHOD_NOT_FOUND).then_some(ChainId::NotTold),
+        (None, None) => Some(ChainId::NotTold),
+    }
 }
 
 /// The body that asks a relayer to make a call. The value is a decimal string, the gas limit a JSON integer: a
@@ -286,7 +311,24 @@ mod tests {
         );
         let listed = read_list(&body).unwrap();
         assert_eq!((listed[0].id.as_str(), listed[0].dialect), ("relayer-a", Dialect::OpenZeppelin));
-        assert_eq!(listed[0].state, ListedState::Active);
+        assert_eq!((listed[0].state, listed[0].network.as_deref()), (ListedState::Active, Some("devnet")));
+    }
+
+    #[test]
+    fn the_chains_id_is_read_in_every_form() {
+        for body in [
+            json!({ "jsonrpc": "2.0", "id": 1, "result": "0x7a69", "error": null }),
+            json!({ "success": true, "data": { "jsonrpc": "2.0", "id": 1, "result": "0x7a69" }, "error": null }),
+            json!({ "success": true, "data": "0x7a69", "error": null }),
+            json!({ "jsonrpc": "2.0", "id": 1, "result": 31337 }),
+        ] {
+            assert_eq!(read_chain_id(&body), Some(ChainId::Known(31337)), "{body}");
+        }
+        let error = |code: i64| json!({ "jsonrpc": "2.0", "id": 1, "error": { "code": code, "message": "m" } });
+        assert_eq!(read_chain_id(&error(-32601)), Some(ChainId::NotTold), "it does not offer the method");
+        assert_eq!(read_chain_id(&error(-32603)), None, "its node is away");
+        assert_eq!(read_chain_id(&json!({ "success": false, "data": null, "error": "Provider error" })), None);
+        assert_eq!(read_chain_id(&json!("OK")), Some(ChainId::NotTold));
     }
 
     #[test]
@@ -314,7 +356,7 @@ mod tests {
             "paused":false,"nonce":"0"},"error":null}"#,
         );
         let status = read_status(&body).unwrap();
-        assert_eq!((status.pending, status.last_confirmed), (Some(3), None));
+        assert_eq!((status.pending, status.last_confirmed, status.nonce), (Some(3), None, Some(0)));
         assert_eq!(status.balance.unwrap().to_string(), "10000000000000000000000");
     }
 

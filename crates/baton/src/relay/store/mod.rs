@@ -112,6 +112,14 @@ pub trait TransactionStore: Send + Sync + 'static {
 
     /// Answers if the database does.
     async fn ping(&self) -> Result<(), StoreError>;
+
+    /// What each of these relayers holds, in their order. A row that moves meanwhile may be counted twice, but is not missed.
+    /// Reads the open rows of these relayers, however many rows are final or wait.
+    async fn relayer_rows(
+        &self,
+        relayers: &[RelayerUrl],
+        recent_since: RecentSince,
+    ) -> Result<Vec<RelayerRows>, StoreError>;
 }
 
 /// A client's name for a request, so that it can be repeated safely.
@@ -223,6 +231,47 @@ pub struct TransactionCounts {
     pub claims_outcome_unknown: u64,
     /// Rows whose relayer has forgotten them.
     pub forgotten: u64,
+}
+
+/// What counts as recent in [`TransactionStore::relayer_rows`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecentSince {
+    /// Open rows that were bound or claimed at or after this time.
+    pub open_since: Timestamp,
+    /// Rows that became final at or after this time.
+    pub ended_since: Timestamp,
+    /// Counting of ended rows stops at this number.
+    pub ended_max: u64,
+}
+
+/// The rows of one relayer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RelayerRows {
+    /// Bound to it and not final.
+    pub bound: u64,
+    /// Claimed for it: being submitted, or of unknown outcome.
+    pub claimed: u64,
+    /// Those of both that were bound or claimed recent_since.
+    pub recent: u64,
+    /// Bound to it, not final, and without a known nonce.
+    pub unsigned: u64,
+    /// When the oldest of those was bound that were bound recent_since.
+    pub oldest_unsigned: Option<Timestamp>,
+    /// The lowest nonce of its open rows, and when that row was bound.
+    pub oldest_signed: Option<(u64, Timestamp)>,
+    /// The highest nonce of its open rows.
+    pub nonce_max: Option<u64>,
+    /// Rows of it that became final recent_since, up to the maximum.
+    pub ended: u64,
+    /// When a row of it last became final, or was changed after that.
+    pub last_ended: Option<Timestamp>,
+}
+
+impl RelayerRows {
+    /// All rows that it has or may have.
+    pub fn open(&self) -> u64 {
+        self.bound + self.claimed
+    }
 }
 
 /// Failures of a store.

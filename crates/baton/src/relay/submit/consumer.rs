@@ -162,7 +162,7 @@ impl Consumer {
                 // A transaction that must go to one relayer does not occupy a handler for long.
                 () = self.guarded.clock.sleep(ROOM_PATIENCE), if at.is_some() => Err(None),
             };
-            let chosen = match chosen {
+            let mut chosen = match chosen {
                 Ok(chosen) => chosen,
                 // The relayer that failed it last is better than none.
                 Err(_) if avoided.is_some() => {
@@ -217,6 +217,7 @@ impl Consumer {
                 begun?;
                 return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
             };
+            chosen.claimed();
             let relayer = chosen.client.url().clone();
             let started = self.guarded.clock.instant();
             let answer = chosen.client.submit(&claimed.call, fence, timings.submit_timeout).await;

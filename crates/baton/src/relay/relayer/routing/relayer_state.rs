@@ -1,25 +1,44 @@
-//! What the router knows of one relayer: health, load, circuit breaker, jam detection and rate limit (pure). Whether the
-//! relayer is skipped is decided in [`super::selection`].
+//! What the router knows of one relayer: health, load, circuit breaker and rate limit (pure). Whether the relayer is skipped
+//! is decided in [`super::selection`].
 
 use std::time::{Duration, Instant};
 
+use super::cap::Cap;
+use super::jam::{JamCause, NonceWatch, PendingWatch};
+use super::network::{Fit, Network};
 use super::selection::Reason;
 use crate::config::RoutingSettings;
 use crate::relay::state::transaction::RelayerUrl;
+use crate::relay::store::RelayerRows;
 
 /// One relayer, as this process sees it.
 #[derive(Debug)]
 pub(super) struct Relayer {
     pub(super) url: RelayerUrl,
+    /// By its list of relayers.
     pub(super) health: Health,
-    /// Its last reported pending count, and our count of sends when that report was requested.
-    pub(super) reported: u64,
-    pub(super) sent_at_report: i64,
+    /// From its status, while they are fresh.
+    pub(super) figures: Option<Figures>,
+    /// Its status answers with errors: it is used after those whose status answers.
+    pub(super) figures_fail: bool,
+    /// From the store, while they are fresh.
+    pub(super) rows: Option<CountedRows>,
+    /// Sends of this process, without those that the relayer certainly did not take.
     pub(super) sent: i64,
+    /// [`Relayer::sent`] when it was last known how many transactions the relayer has, or when that was forgotten.
+    pub(super) sent_at_forget: i64,
+    /// Sends whose claim is not stored yet.
+    pub(super) unclaimed: u32,
     /// Requests in flight from this process.
     pub(super) open_requests: u32,
     pub(super) breaker: Breaker,
-    pub(super) jam: Jam,
+    pub(super) pending_watch: PendingWatch,
+    pub(super) nonce_watch: NonceWatch,
+    pub(super) cap: Cap,
+    /// Its id and address, as last listed.
+    pub(super) identity: Option<String>,
+    pub(super) network: Network,
+    pub(super) fit: Fit,
     pub(super) bucket: Bucket,
     pub(super) busy_until: Option<Instant>,
 }
@@ -33,6 +52,27 @@ pub(super) enum Health {
     Up(Instant),
     /// It takes no work, for this reason.
     Down(Reason),
+}
+
+/// What a relayer's status said.
+#[derive(Debug)]
+pub(super) struct Figures {
+    pub(super) at: Instant,
+    pub(super) pending: Option<u64>,
+    /// [`Relayer::sent`] when the status was requested, without the requests that were open then.
+    pub(super) sent_before: i64,
+    pub(super) out_of_funds: bool,
+    /// The nonce that it takes next.
+    pub(super) nonce_next: Option<u64>,
+}
+
+/// A reading of the store.
+#[derive(Debug)]
+pub(super) struct CountedRows {
+    pub(super) at: Instant,
+    pub(super) rows: RelayerRows,
+    /// [`Relayer::sent`] when the reading began, without the sends whose claim was not stored then.
+    pub(super) sent_before: i64,
 }
 
 /// The circuit breaker of one relayer.
@@ -51,20 +91,6 @@ pub(super) enum Breaker {
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Jam {
-    pub(super) watch: Option<JamWatch>,
-    pub(super) last_pending: u64,
-    pub(super) last_confirmed: Option<String>,
-    pub(super) jammed: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct JamWatch {
-    since: Instant,
-    pending: u64,
-}
-
 /// A token bucket that holds the tokens of two seconds.
 #[derive(Debug)]
 pub(super) struct Bucket {
@@ -73,16 +99,67 @@ pub(super) struct Bucket {
 }
 
 impl Relayer {
-    /// Reported pending transactions plus those sent since that report was requested.
-    pub(super) fn load(&self) -> u64 {
-        self.reported.saturating_add(u64::try_from(self.sent - self.sent_at_report).unwrap_or(0))
+    /// A relayer of unknown health.
+    pub(super) fn new(url: RelayerUrl, burst: f64, now: Instant) -> Self {
+        Self {
+            url,
+            health: Health::Unknown,
+            figures: None,
+            figures_fail: false,
+            rows: None,
+            sent: 0,
+            sent_at_forget: 0,
+            unclaimed: 0,
+            open_requests: 0,
+            breaker: Breaker::Closed { failures: 0 },
+            pending_watch: PendingWatch::default(),
+            nonce_watch: NonceWatch::default(),
+            cap: Cap::default(),
+            identity: None,
+            network: Network::default(),
+            fit: Fit::default(),
+            bucket: Bucket { tokens: burst, filled_at: now },
+            busy_until: None,
+        }
     }
 
-    /// Drops an old report: a count that is never renewed only grows, until the relayer looks full forever.
-    pub(super) fn forget_report(&mut self) {
-        self.reported = 0;
-        self.sent_at_report = self.sent;
-        self.jam = Jam::default();
+    /// The transactions that it has: the larger of what it reports and what the store counts, each plus what this process
+    /// has sent since.
+    pub(super) fn load(&self) -> u64 {
+        let since = |before: i64| u64::try_from(self.sent - before).unwrap_or(0);
+        let figures = self.figures.as_ref();
+        let reported = figures.and_then(|figures| Some(figures.pending?.saturating_add(since(figures.sent_before))));
+        let counted = self.rows.as_ref().map(|counted| counted.rows.open().saturating_add(since(counted.sent_before)));
+        reported.max(counted).unwrap_or_else(|| since(self.sent_at_forget))
+    }
+
+    /// What counts towards a cap that adapts: rows that it may still have to sign, plus what this process has sent since.
+    pub(super) fn held(&self) -> u64 {
+        match &self.rows {
+            Some(counted) => {
+                let since = u64::try_from(self.sent - counted.sent_before).unwrap_or(0);
+                counted.rows.recent.saturating_add(since)
+            }
+            None => self.load(),
+        }
+    }
+
+    /// While no count is known, what was sent long ago does not count: a load that is never renewed only grows, until the
+    /// relayer looks full forever.
+    pub(super) fn forget_sent(&mut self) {
+        let known = self.rows.is_some() || self.figures.as_ref().is_some_and(|figures| figures.pending.is_some());
+        if !known {
+            self.sent_at_forget = self.sent - i64::from(self.open_requests);
+        }
+    }
+
+    /// Whether its health is known in full.
+    pub(super) fn is_known(&self) -> bool {
+        matches!(self.health, Health::Up(_)) && !self.figures_fail
+    }
+
+    pub(super) fn jam(&self) -> Option<JamCause> {
+        self.nonce_watch.cause.or(self.pending_watch.jammed.then_some(JamCause::PendingRises))
     }
 
     pub(super) fn failed(&mut self, settings: &RoutingSettings, now: Instant) {
@@ -103,24 +180,6 @@ impl Relayer {
     pub(super) fn end_probe(&mut self, now: Instant) {
         if let Breaker::Probing { lasted } = self.breaker {
             self.breaker = Breaker::Open { until: now, lasted };
-        }
-    }
-}
-
-impl Jam {
-    /// Learns a pending count: jammed if it rises for `jam_after` while nothing confirms.
-    pub(super) fn watch(&mut self, pending: u64, confirmed: Option<&str>, jam_after: Duration, now: Instant) {
-        let moves = pending == 0 || pending < self.last_pending || confirmed != self.last_confirmed.as_deref();
-        self.last_pending = pending;
-        self.last_confirmed = confirmed.map(str::to_owned);
-        if moves {
-            self.watch = (pending > 0).then_some(JamWatch { since: now, pending });
-            self.jammed = false;
-            return;
-        }
-        let watch = *self.watch.get_or_insert(JamWatch { since: now, pending });
-        if pending > watch.pending && now.saturating_duration_since(watch.since) >= jam_after {
-            self.jammed = true;
         }
     }
 }

@@ -1,25 +1,29 @@
 //! Decides which relayer takes the next transaction and which are skipped: loads, breakers, jams and rates (pure; time is
 //! an argument).
 //!
-//! Load = the pending count of the last report + the transactions that this process has sent since it requested that
-//! report, so that traffic spreads evenly between two reports. [`crate::relay::relayer::pool`] feeds this and acts on it.
+//! Load = the larger of the pending count that the relayer reports and its open rows in the store, plus what this process has
+//! sent since, so that traffic spreads evenly between two readings, whether or not the relayer answers.
+//! [`crate::relay::relayer::pool`] feeds this and acts on it.
 
 use std::time::{Duration, Instant};
 
-use alloy_primitives::U256;
-
-use super::relayer_state::{Breaker, Bucket, Health, Jam, Relayer};
+use super::jam::JamCause;
+use super::network::{Fit, WrongNetwork};
+use super::relayer_state::{Breaker, Health, Relayer};
 use crate::config::RoutingSettings;
-use crate::relay::relayer::wire::ListedState;
 use crate::relay::state::transaction::RelayerUrl;
 
 /// All relayers as this process sees them.
 #[derive(Debug)]
 pub struct Router {
-    settings: RoutingSettings,
-    relayers: Vec<Relayer>,
+    pub(super) settings: RoutingSettings,
+    pub(super) relayers: Vec<Relayer>,
     /// Where the next selection starts, so that ties rotate.
     turn: usize,
+    /// The chain id that relayers must have.
+    pub(super) expected_chain_id: Option<u64>,
+    /// Whether the chain's counts decide about jams.
+    pub(super) with_chain: bool,
 }
 
 /// Why a relayer is skipped.
@@ -35,8 +39,12 @@ pub enum Reason {
     Unreachable,
     /// Its breaker is open.
     BreakerOpen,
-    /// Its pending count rises and nothing confirms.
+    /// It makes no progress: see [`JamCause`].
     Jammed,
+    /// It is on another network than the others.
+    WrongNetwork,
+    /// A chain id is expected, and the relayer's is not known yet.
+    NetworkUnchecked,
     /// It has the maximum number of transactions in flight.
     Full,
     /// Its rate limit is used up.
@@ -55,6 +63,8 @@ impl Reason {
             Self::Unreachable => "unreachable",
             Self::BreakerOpen => "breaker open",
             Self::Jammed => "jammed",
+            Self::WrongNetwork => "wrong network",
+            Self::NetworkUnchecked => "network unchecked",
             Self::Full => "full",
             Self::RateLimited => "rate limited",
             Self::Tried => "already tried",
@@ -104,26 +114,15 @@ pub enum Sent {
     NotSent,
 }
 
-/// A health report.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HealthReport {
-    /// Whether it takes work.
-    pub state: ListedState,
-    /// Its pending count, if reported.
-    pub pending: Option<u64>,
-    /// Its balance in wei, if reported.
-    pub balance: Option<U256>,
-    /// The time of its last confirmation, if reported.
-    pub last_confirmed: Option<String>,
-}
-
 /// One relayer, as shown in health and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayerView {
     /// The configured URL.
     pub url: RelayerUrl,
-    /// Reported pending count plus transactions sent since.
+    /// Reported or counted transactions, plus those sent since.
     pub load: u64,
+    /// The load at which it is full.
+    pub cap: u64,
     /// Requests in flight from this process.
     pub open_requests: u32,
     /// `closed`, `open` or `half-open`.
@@ -132,6 +131,10 @@ pub struct RelayerView {
     pub skipped: Option<Reason>,
     /// Whether its health is known.
     pub known: bool,
+    /// Why it is jammed.
+    pub jam: Option<JamCause>,
+    /// Its network, if that is the wrong one.
+    pub wrong_network: Option<WrongNetwork>,
 }
 
 impl RelayerView {
@@ -145,22 +148,8 @@ impl Router {
     /// A router over relayers of unknown health.
     pub fn new(urls: Vec<RelayerUrl>, settings: RoutingSettings, now: Instant) -> Self {
         let burst = settings.burst();
-        let relayers = urls
-            .into_iter()
-            .map(|url| Relayer {
-                url,
-                health: Health::Unknown,
-                reported: 0,
-                sent_at_report: 0,
-                sent: 0,
-                open_requests: 0,
-                breaker: Breaker::Closed { failures: 0 },
-                jam: Jam::default(),
-                bucket: Bucket { tokens: burst, filled_at: now },
-                busy_until: None,
-            })
-            .collect();
-        Self { settings, relayers, turn: 0 }
+        let relayers = urls.into_iter().map(|url| Relayer::new(url, burst, now)).collect();
+        Self { settings, relayers, turn: 0, expected_chain_id: None, with_chain: false }
     }
 
     /// Chooses the least busy able relayer that is not in `tried`, and counts the send.
@@ -176,10 +165,8 @@ impl Router {
                 reasons.push((relayer.url.clone(), reason));
                 continue;
             }
-            // A relayer of known health comes before one of unknown health, whatever the loads; relayers of unknown
-            // health take turns.
-            let known = matches!(relayer.health, Health::Up(_));
-            let candidate = (!known, if known { relayer.load() } else { 0 }, index);
+            // A relayer of known health comes before one of unknown health, whatever the loads.
+            let candidate = (!relayer.is_known(), relayer.load(), index);
             if best.is_none_or(|best| (candidate.0, candidate.1) < (best.0, best.1)) {
                 best = Some(candidate);
             }
@@ -188,11 +175,8 @@ impl Router {
             Some((unknown, load, index)) => {
                 self.turn = (index + 1) % count;
                 self.count_send(index, now);
-                let because = if unknown {
-                    "next in turn, no health is known".to_owned()
-                } else {
-                    format!("least busy of {} able, {load} in flight", count - reasons.len())
-                };
+                let known = if unknown { ", no health is known" } else { "" };
+                let because = format!("least busy of {} able, {load} in flight{known}", count - reasons.len());
                 Ok(Choice { index, because })
             }
             None if reasons.iter().any(|(_, reason)| reason.is_brief()) => Err(NoChoice::Wait(BRIEF_WAIT)),
@@ -218,10 +202,19 @@ impl Router {
         if tried.contains(&relayer.url) {
             return Some(Reason::Tried);
         }
+        if matches!(relayer.fit, Fit::Wrong(_)) {
+            return Some(Reason::WrongNetwork);
+        }
         if let Health::Down(reason) = relayer.health {
             return Some(reason);
         }
-        if relayer.jam.jammed {
+        if relayer.fit == Fit::Unchecked {
+            return Some(Reason::NetworkUnchecked);
+        }
+        if relayer.figures.as_ref().is_some_and(|figures| figures.out_of_funds) {
+            return Some(Reason::OutOfFunds);
+        }
+        if relayer.jam().is_some() {
             return Some(Reason::Jammed);
         }
         match relayer.breaker {
@@ -232,7 +225,7 @@ impl Router {
         if relayer.busy_until.is_some_and(|until| now < until) {
             return Some(Reason::RateLimited);
         }
-        if relayer.load() >= self.settings.in_flight_max {
+        if self.is_full(index) {
             return Some(Reason::Full);
         }
         if let Some(rate) = self.settings.rate_per_second
@@ -243,15 +236,39 @@ impl Router {
         None
     }
 
+    /// Whether any relayer has as much as it may hold.
+    pub fn any_full(&self) -> bool {
+        (0..self.relayers.len()).any(|index| self.is_full(index))
+    }
+
+    fn is_full(&self, index: usize) -> bool {
+        let relayer = &self.relayers[index];
+        match self.settings.in_flight_max {
+            Some(max) => relayer.load() >= max,
+            None => relayer.held() >= relayer.cap.value(),
+        }
+    }
+
+    fn cap(&self, index: usize) -> u64 {
+        self.settings.in_flight_max.unwrap_or_else(|| self.relayers[index].cap.value())
+    }
+
     fn count_send(&mut self, index: usize, now: Instant) {
         let (rate, burst) = (self.settings.rate_per_second, self.settings.burst());
         let relayer = &mut self.relayers[index];
         relayer.sent += 1;
+        relayer.unclaimed += 1;
         relayer.open_requests += 1;
         if let Breaker::Open { lasted, .. } = relayer.breaker {
             relayer.breaker = Breaker::Probing { lasted };
         }
         relayer.bucket.spend(rate, burst, now);
+    }
+
+    /// Learns that the claim of a selected send is stored, or never will be: the store's counts now show it if it exists.
+    pub fn claimed(&mut self, index: usize) {
+        let relayer = &mut self.relayers[index];
+        relayer.unclaimed = relayer.unclaimed.saturating_sub(1);
     }
 
     /// Learns from an answer.
@@ -278,56 +295,10 @@ impl Router {
         }
     }
 
-    /// Marks the start of a health request; pass the mark to [`Router::reported`].
-    pub fn asking(&self, index: usize) -> i64 {
-        self.relayers[index].sent
-    }
-
-    /// Learns from a health report.
-    pub fn reported(&mut self, index: usize, mark: i64, report: &HealthReport, now: Instant) {
-        let (balance_min, jam_after) = (self.settings.balance_min, self.settings.jam_after);
-        let relayer = &mut self.relayers[index];
-        relayer.health = match report.state {
-            ListedState::Paused => Health::Down(Reason::Paused),
-            ListedState::Disabled => Health::Down(Reason::Disabled),
-            ListedState::Active if report.balance.is_some_and(|balance| balance < balance_min) => {
-                Health::Down(Reason::OutOfFunds)
-            }
-            ListedState::Active => Health::Up(now),
-        };
-        relayer.reported = report.pending.unwrap_or(0);
-        relayer.sent_at_report = mark;
-        if let Some(pending) = report.pending {
-            relayer.jam.watch(pending, report.last_confirmed.as_deref(), jam_after, now);
-        }
-    }
-
-    /// Learns that a health check failed. After a timeout the health is unknown, not down. Returns whether it changed.
-    pub fn not_reported(&mut self, index: usize, only_slow: bool) -> bool {
-        let relayer = &mut self.relayers[index];
-        let before = relayer.health;
-        relayer.health = if only_slow { Health::Unknown } else { Health::Down(Reason::Unreachable) };
-        relayer.forget_report();
-        relayer.health != before
-    }
-
     /// Counts a request other than a submission towards the rate limit.
     pub fn asked(&mut self, index: usize, now: Instant) {
         let (rate, burst) = (self.settings.rate_per_second, self.settings.burst());
         self.relayers[index].bucket.spend(rate, burst, now);
-    }
-
-    /// Drops expired reports.
-    pub fn age(&mut self, now: Instant) {
-        let lifetime = self.settings.report_lifetime;
-        for relayer in &mut self.relayers {
-            if let Health::Up(at) = relayer.health
-                && now.saturating_duration_since(at) > lifetime
-            {
-                relayer.health = Health::Unknown;
-                relayer.forget_report();
-            }
-        }
     }
 
     /// All relayers, for health and metrics.
@@ -337,6 +308,7 @@ impl Router {
             RelayerView {
                 url: relayer.url.clone(),
                 load: relayer.load(),
+                cap: self.cap(index),
                 open_requests: relayer.open_requests,
                 breaker: match relayer.breaker {
                     Breaker::Closed { .. } => "closed",
@@ -344,7 +316,12 @@ impl Router {
                     Breaker::Open { .. } | Breaker::Probing { .. } => "half-open",
                 },
                 skipped: self.skipped(index, &[], now),
-                known: matches!(relayer.health, Health::Up(_)),
+                known: relayer.is_known(),
+                jam: relayer.jam(),
+                wrong_network: match &relayer.fit {
+                    Fit::Wrong(wrong) => Some(wrong.clone()),
+                    Fit::Fits | Fit::Unchecked => None,
+                },
             }
         };
         (0..self.relayers.len()).map(view).collect()

@@ -9,6 +9,12 @@ use crate::clock::server_clock::ClockRecord;
 use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
+/// Made beside the numbered steps, as the embedded engine makes its own: one row, which goes on when the server's clock is
+/// set.
+pub(super) const TABLE: &str = "CREATE TABLE IF NOT EXISTS store_clock (id TINYINT UNSIGNED NOT NULL, \
+     time_ms BIGINT NOT NULL, server_ms BIGINT NOT NULL, wall_ms BIGINT NOT NULL, steady_since_ms BIGINT NOT NULL, \
+     slip_ms BIGINT NOT NULL, CONSTRAINT store_clock_pkey PRIMARY KEY (id)) \
+     ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin";
 const READ: &str = "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED), time_ms, server_ms, wall_ms, steady_since_ms, \
      slip_ms FROM (SELECT 1 AS one) AS always LEFT JOIN store_clock ON id = one";
 const INSERT: &str = "INSERT IGNORE INTO store_clock (id, time_ms, server_ms, wall_ms, steady_since_ms, slip_ms) \

@@ -17,7 +17,7 @@ const MIGRATIONS: [&str; 6] = [
     include_str!("../../../../migrations/mysql/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/mysql/0003_block_number.sql"),
     include_str!("../../../../migrations/mysql/0004_relayer_nonces.sql"),
-    include_str!("../../../../migrations/mysql/0005_store_clock.sql"),
+    include_str!("../../../../migrations/mysql/0005_relayer_rows.sql"),
     include_str!("../../../../migrations/mysql/0006_chain_evidence.sql"),
 ];
 
@@ -64,6 +64,7 @@ async fn run(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
     )
     .execute(&mut *connection)
     .await?;
+    sqlx::query(super::clock::TABLE).execute(&mut *connection).await?;
     let done = version(connection).await?;
     for (index, sql) in MIGRATIONS.iter().enumerate().skip(done) {
         sqlx::raw_sql(*sql).execute(&mut *connection).await?;

@@ -14,6 +14,7 @@ mod migrate;
 mod nonces;
 mod outcome;
 mod pool;
+mod relayer_rows;
 mod save;
 mod values;
 
@@ -30,8 +31,8 @@ use self::pool::Pool;
 use self::values::{Value, bind_all};
 use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
 use super::{
-    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved, StoreError,
-    TimelineEntry, TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
+    Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
@@ -529,6 +530,20 @@ impl TransactionStore for MySqlStore {
             sqlx::query("SELECT 1").fetch_all(connection).await
         }));
         read.await.map(drop)
+    }
+
+    async fn relayer_rows(
+        &self,
+        relayers: &[RelayerUrl],
+        recent_since: RecentSince,
+    ) -> Result<Vec<RelayerRows>, StoreError> {
+        let mut all = Vec::with_capacity(relayers.len());
+        for relayer in relayers {
+            let read =
+                self.pool.read(work!(connection => relayer_rows::of(connection, &relayer.0, recent_since).await));
+            all.push(read.await?);
+        }
+        Ok(all)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod columns;
 mod idempotency_keys;
+mod relayer_rows;
 mod statements;
 
 use async_trait::async_trait;
@@ -16,8 +17,8 @@ use self::idempotency_keys::key_owner;
 use self::statements::{Record, accept, add_step, has_early, insert, records_are_free, take_record};
 use super::row::{RawRow, first_id_at};
 use super::{
-    Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, Saved,
-    StoreError, TimelineEntry, TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
+    RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
@@ -32,11 +33,12 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
     include_str!("../../../../migrations/sqlite/0004_relayer_nonces.sql"),
+    include_str!("../../../../migrations/sqlite/0005_relayer_rows.sql"),
     include_str!("../../../../migrations/sqlite/0006_chain_evidence.sql"),
 ];
 
@@ -491,6 +493,18 @@ impl TransactionStore for SqliteStore {
 
     async fn ping(&self) -> Result<(), StoreError> {
         self.read(|connection| connection.query_row("SELECT 1", [], |_| Ok(()))).await
+    }
+
+    async fn relayer_rows(
+        &self,
+        relayers: &[RelayerUrl],
+        recent_since: RecentSince,
+    ) -> Result<Vec<RelayerRows>, StoreError> {
+        let relayers = relayers.to_vec();
+        self.read(move |connection| {
+            relayers.iter().map(|relayer| relayer_rows::of(connection, &relayer.0, recent_since)).collect()
+        })
+        .await
     }
 }
 

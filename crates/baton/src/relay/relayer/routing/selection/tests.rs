@@ -1,10 +1,16 @@
 //! Selection, breakers, jams, rates and reports, each with time as a value.
 
+use alloy_primitives::U256;
+
 use super::*;
+use crate::relay::relayer::routing::{ChainId, ListReport, StatusReport};
+use crate::relay::relayer::wire::ListedState;
+use crate::relay::store::RelayerRows;
+use crate::timestamp::Timestamp;
 
 fn settings() -> RoutingSettings {
     RoutingSettings {
-        in_flight_max: 1000,
+        in_flight_max: Some(1000),
         rate_per_second: None,
         balance_min: U256::from(1),
         breaker_failures: 3,
@@ -21,14 +27,38 @@ fn router(count: usize, settings: RoutingSettings) -> (Router, Instant) {
     (Router::new(urls, settings, now), now)
 }
 
-fn report(pending: u64) -> HealthReport {
+fn report(pending: u64) -> StatusReport {
     let balance = Some(U256::from(1000));
-    HealthReport { state: ListedState::Active, pending: Some(pending), balance, last_confirmed: None }
+    let state = ListedState::Active;
+    StatusReport { state, pending: Some(pending), balance, last_confirmed: None, nonce_next: None }
+}
+
+fn listed(state: ListedState) -> ListReport {
+    ListReport { state, network: Some("testnet".into()), identity: "r".into() }
+}
+
+/// The relayer lists itself as able, and reports its status.
+fn heard(router: &mut Router, index: usize, status: &StatusReport, now: Instant) {
+    router.listed(index, &listed(ListedState::Active), now);
+    router.reported(index, router.asking(index), status, now);
 }
 
 fn all_up(router: &mut Router, pending: &[u64], now: Instant) {
     for (index, pending) in pending.iter().enumerate() {
-        router.reported(index, router.asking(index), &report(*pending), now);
+        heard(router, index, &report(*pending), now);
+    }
+}
+
+fn rows(bound: u64, claimed: u64) -> RelayerRows {
+    RelayerRows { bound, claimed, recent: bound + claimed, ..RelayerRows::default() }
+}
+
+const AT: Timestamp = Timestamp(1_000_000);
+
+/// The store counts these bound rows for each relayer.
+fn count_rows(router: &mut Router, bound: &[u64], now: Instant) {
+    for (index, bound) in bound.iter().enumerate() {
+        router.counted(index, router.counting(index), rows(*bound, 0), AT, now);
     }
 }
 
@@ -36,6 +66,7 @@ fn counts(router: &mut Router, sends: usize, now: Instant) -> Vec<usize> {
     let mut counts = vec![0; router.relayers.len()];
     for _ in 0..sends {
         let index = router.select(&[], now).unwrap().index;
+        router.claimed(index);
         router.answered(index, Sent::Taken, now);
         counts[index] += 1;
     }
@@ -44,7 +75,7 @@ fn counts(router: &mut Router, sends: usize, now: Instant) -> Vec<usize> {
 
 #[test]
 fn equal_relayers_share_equally_between_two_reports() {
-    let (mut router, now) = router(3, RoutingSettings { in_flight_max: 10_000, ..settings() });
+    let (mut router, now) = router(3, RoutingSettings { in_flight_max: Some(10_000), ..settings() });
     all_up(&mut router, &[0, 0, 0], now);
     assert_eq!(counts(&mut router, 3000, now), [1000, 1000, 1000]);
 }
@@ -66,7 +97,7 @@ fn without_any_health_it_goes_round() {
 #[test]
 fn known_health_comes_before_unknown() {
     let (mut router, now) = router(3, settings());
-    router.reported(1, 0, &report(900), now);
+    heard(&mut router, 1, &report(900), now);
     assert_eq!(counts(&mut router, 5, now), [0, 5, 0]);
     router.age(now + Duration::from_secs(31));
     let now = now + Duration::from_secs(31);
@@ -86,11 +117,11 @@ fn sends_during_a_report_are_not_lost_from_the_count() {
 fn paused_disabled_and_poor_relayers_get_nothing() {
     let (mut router, now) = router(4, settings());
     all_up(&mut router, &[500, 0, 0, 0], now);
-    router.reported(1, 0, &HealthReport { state: ListedState::Paused, ..report(0) }, now);
-    router.reported(2, 0, &HealthReport { state: ListedState::Disabled, ..report(0) }, now);
-    router.reported(3, 0, &HealthReport { balance: Some(U256::ZERO), ..report(0) }, now);
+    router.listed(1, &listed(ListedState::Paused), now);
+    router.listed(2, &listed(ListedState::Disabled), now);
+    heard(&mut router, 3, &StatusReport { balance: Some(U256::ZERO), ..report(0) }, now);
     assert_eq!(counts(&mut router, 10, now), [10, 0, 0, 0]);
-    router.reported(0, 0, &HealthReport { state: ListedState::Paused, ..report(0) }, now);
+    router.reported(0, 0, &StatusReport { state: ListedState::Paused, ..report(0) }, now);
     let Err(NoChoice::Unavailable(reasons)) = router.select(&[], now) else { panic!() };
     assert_eq!(reasons.len(), 4);
     assert!(router.availability(now).is_err());
@@ -152,7 +183,7 @@ fn a_success_in_between_keeps_the_breaker_closed() {
 
 #[test]
 fn a_full_relayer_is_waited_for() {
-    let (mut router, now) = router(1, RoutingSettings { in_flight_max: 2, ..settings() });
+    let (mut router, now) = router(1, RoutingSettings { in_flight_max: Some(2), ..settings() });
     all_up(&mut router, &[0], now);
     counts(&mut router, 2, now);
     assert_eq!(router.select(&[], now), Err(NoChoice::Wait(BRIEF_WAIT)));
@@ -163,15 +194,15 @@ fn a_full_relayer_is_waited_for() {
 
 #[test]
 fn a_relayer_whose_status_is_slow_does_not_fill_up_for_good() {
-    let (mut router, now) = router(1, RoutingSettings { in_flight_max: 2, ..settings() });
+    let (mut router, now) = router(1, RoutingSettings { in_flight_max: Some(2), ..settings() });
     for _ in 0..10 {
         counts(&mut router, 2, now);
         assert!(router.select(&[], now).is_err());
-        router.not_reported(0, true);
+        router.not_listed(0, true);
     }
-    let uncounted = HealthReport { pending: None, ..report(0) };
+    let uncounted = StatusReport { pending: None, ..report(0) };
     for _ in 0..10 {
-        router.reported(0, router.asking(0), &uncounted, now);
+        heard(&mut router, 0, &uncounted, now);
         counts(&mut router, 2, now);
     }
 }
@@ -202,8 +233,8 @@ fn a_jammed_relayer_is_ejected_and_readmitted() {
     let (mut router, start) = router(2, settings());
     let at = |seconds| start + Duration::from_secs(seconds);
     for (seconds, pending) in [(0, 5), (60, 20), (130, 40)] {
-        router.reported(0, router.asking(0), &report(pending), at(seconds));
-        router.reported(1, router.asking(1), &report(900), at(seconds));
+        heard(&mut router, 0, &report(pending), at(seconds));
+        heard(&mut router, 1, &report(900), at(seconds));
     }
     assert_eq!(router.view(at(130))[0].skipped, Some(Reason::Jammed));
     assert_eq!(counts(&mut router, 3, at(130)), [0, 3]);
@@ -219,7 +250,118 @@ fn a_busy_relayer_that_confirms_is_not_jammed() {
     for minute in 0..10u64 {
         let mut news = report(10 + minute);
         news.last_confirmed = Some(format!("t{minute}"));
-        router.reported(0, router.asking(0), &news, start + Duration::from_secs(60 * minute));
+        heard(&mut router, 0, &news, start + Duration::from_secs(60 * minute));
     }
     assert_eq!(router.view(start + Duration::from_secs(601))[0].skipped, None);
+}
+
+#[test]
+fn a_relayer_that_is_only_listed_is_known_and_one_that_lists_itself_paused_gets_nothing() {
+    let (mut router, now) = router(2, settings());
+    router.listed(0, &listed(ListedState::Active), now);
+    assert!(router.view(now)[0].known, "its status has not answered yet");
+    router.not_reported(0, true);
+    assert!(router.view(now)[0].known, "its status is only slow");
+    assert_eq!(counts(&mut router, 3, now), [3, 0]);
+    router.listed(0, &listed(ListedState::Paused), now);
+    assert_eq!(router.view(now)[0].skipped, Some(Reason::Paused));
+}
+
+#[test]
+fn a_relayer_whose_status_fails_comes_after_the_others() {
+    let (mut router, now) = router(2, settings());
+    all_up(&mut router, &[0, 50], now);
+    assert!(router.not_reported(0, false));
+    assert!(!router.not_reported(0, false), "said once");
+    assert_eq!(counts(&mut router, 3, now), [0, 3]);
+    router.reported(0, 0, &report(0), now);
+    assert_eq!(counts(&mut router, 3, now), [3, 0]);
+}
+
+#[test]
+fn rows_in_the_store_are_the_load_while_the_status_does_not_answer() {
+    let (mut router, now) = router(3, settings());
+    count_rows(&mut router, &[184, 0, 2], now);
+    assert_eq!(router.view(now)[0].load, 184);
+    assert_eq!(counts(&mut router, 4, now), [0, 3, 1], "no health is known; the loads decide");
+    all_up(&mut router, &[0, 0, 0], now);
+    assert_eq!(router.view(now)[0].load, 184, "a relayer that counts less is not believed");
+    all_up(&mut router, &[200, 0, 0], now);
+    assert_eq!(router.view(now)[0].load, 200);
+}
+
+#[test]
+fn a_send_is_counted_before_its_claim_is_stored_and_not_twice_after() {
+    let (mut router, now) = router(1, settings());
+    count_rows(&mut router, &[0], now);
+    router.select(&[], now).unwrap();
+    // The reading begins before the claim is stored, and does not show it.
+    let mark = router.counting(0);
+    router.counted(0, mark, rows(0, 0), AT, now);
+    assert_eq!(router.view(now)[0].load, 1);
+    router.claimed(0);
+    let mark = router.counting(0);
+    router.counted(0, mark, rows(0, 1), AT, now);
+    assert_eq!(router.view(now)[0].load, 1, "the store shows it");
+    router.answered(0, Sent::Failed, now);
+    router.counted(0, router.counting(0), rows(0, 0), AT, now);
+    assert_eq!(router.view(now)[0].load, 0);
+}
+
+#[test]
+fn old_counts_are_dropped() {
+    let (mut router, now) = router(1, settings());
+    count_rows(&mut router, &[500], now);
+    router.age(now + Duration::from_secs(31));
+    assert_eq!(router.view(now)[0].load, 0);
+}
+
+#[test]
+fn without_a_fixed_cap_it_follows_what_the_relayer_ends() {
+    let (mut router, now) = router(1, RoutingSettings { in_flight_max: None, ..settings() });
+    all_up(&mut router, &[0], now);
+    assert_eq!(counts(&mut router, 64, now), [64]);
+    assert_eq!(router.view(now)[0].skipped, Some(Reason::Full));
+    router.counted(0, router.counting(0), RelayerRows { ended: 64, ..rows(0, 0) }, AT, now);
+    all_up(&mut router, &[0], now);
+    assert_eq!((router.view(now)[0].cap, counts(&mut router, 128, now)), (128, vec![128]));
+    let behind = RelayerRows { oldest_unsigned: Some(AT - Duration::from_secs(31)), ..rows(17, 0) };
+    router.counted(0, router.counting(0), behind.clone(), AT, now);
+    assert_eq!((router.view(now)[0].cap, router.view(now)[0].skipped), (16, Some(Reason::Full)));
+    router.counted(0, router.counting(0), RelayerRows { recent: 3, ..behind }, AT, now);
+    assert_eq!(router.view(now)[0].skipped, None, "what it has had for long does not fill it");
+}
+
+#[test]
+fn a_relayer_whose_signed_rows_do_not_end_is_jammed() {
+    let (mut router, now) = router(2, settings());
+    all_up(&mut router, &[0, 0], now);
+    let stuck =
+        RelayerRows { oldest_signed: Some((7, AT - Duration::from_secs(120))), nonce_max: Some(9), ..rows(3, 0) };
+    router.counted(0, 0, stuck.clone(), AT, now);
+    assert_eq!(router.view(now)[0].skipped, Some(Reason::Jammed));
+    assert_eq!(router.view(now)[0].jam, Some(JamCause::NothingEnds { nonce: 7 }));
+    assert_eq!(counts(&mut router, 3, now), [0, 3]);
+    router.counted(0, 0, RelayerRows { last_ended: Some(AT), ..stuck.clone() }, AT, now);
+    assert_eq!(router.view(now)[0].skipped, None);
+    router.use_chain();
+    router.counted(0, 0, stuck, AT, now);
+    assert_eq!(router.view(now)[0].skipped, None, "with a chain, the chain decides");
+}
+
+#[test]
+fn a_relayer_on_another_network_gets_nothing_and_one_whose_network_is_unchecked_waits() {
+    let (mut router, now) = router(3, settings());
+    all_up(&mut router, &[0, 0, 0], now);
+    router.expect_chain_id(1);
+    assert!(router.select(&[], now).is_err());
+    assert_eq!(router.view(now)[0].skipped, Some(Reason::NetworkUnchecked));
+    router.learn_chain_id(0, ChainId::Known(5));
+    router.learn_chain_id(1, ChainId::Known(1));
+    router.learn_chain_id(2, ChainId::NotTold);
+    assert_eq!(router.view(now)[0].skipped, Some(Reason::WrongNetwork));
+    assert_eq!(counts(&mut router, 4, now), [0, 2, 2]);
+    let other = ListReport { identity: "another".into(), ..listed(ListedState::Active) };
+    router.listed(1, &other, now);
+    assert_eq!(router.view(now)[1].skipped, Some(Reason::NetworkUnchecked), "it is another relayer now");
 }

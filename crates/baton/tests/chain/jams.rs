@@ -1,0 +1,116 @@
+//! A relayer behind a nonce gap: the chain shows which nonce is missing, and the relayer gets no new work until it is filled.
+
+use alloy_primitives::{Bytes, U256};
+use alloy_provider::Provider;
+use alloy_provider::network::TransactionBuilder;
+use harness::chain::{CHAIN_ID, Chain, PrivateKeySigner, TransactionRequest};
+use harness::relayer::Outcome;
+use harness::wait::{eventually, eventually_ok};
+use serde_json::{Value, json};
+
+use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, TO, serial_body, serial_data};
+
+/// The call of a serial number with this nonce, ready to be signed.
+async fn call(chain: &Chain, key: &PrivateKeySigner, serial: usize, nonce: u64) -> TransactionRequest {
+    let fees = chain.provider().estimate_eip1559_fees().await.unwrap();
+    let data: Bytes = serial_data(serial).parse().unwrap();
+    TransactionRequest::default()
+        .with_to(TO.parse().unwrap())
+        .with_value(U256::from(1))
+        .with_input(data)
+        .with_gas_limit(60_000)
+        .with_from(key.address())
+        .with_chain_id(CHAIN_ID)
+        .with_nonce(nonce)
+        .with_max_fee_per_gas(fees.max_fee_per_gas * 2)
+        .with_max_priority_fee_per_gas(fees.max_priority_fee_per_gas)
+}
+
+/// Sends one, and waits until the first relayer has signed it with this nonce.
+async fn signed_with(relay: &RelayFixture, serial: usize, nonce: u64) -> String {
+    let id = relay.send(&serial_body(serial)).await;
+    let data = serial_data(serial);
+    eventually(LATER, format!("{serial} to be signed"), || async {
+        let records = relay.relayers[0].records();
+        let signed = records.iter().any(|record| record.data.as_deref() == Some(&data) && record.nonce == Some(nonce));
+        signed.then_some(())
+    })
+    .await;
+    id
+}
+
+async fn until_entry(relay: &RelayFixture, index: usize, status: &str) -> Value {
+    eventually_ok(LATER, format!("relayer {index} to be {status}"), || async {
+        let (_, health) = relay.get("/health").await;
+        let url = relay.relayers[index].url();
+        let each = health["parts"]["relayers"]["each"].as_array().unwrap();
+        let entry = each.iter().find(|relayer| relayer["url"] == url.as_str()).unwrap().clone();
+        if entry["status"] == status { Ok(entry) } else { Err(entry) }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
+    let chain = Chain::shared();
+    let keys = [chain.funded_key().await, chain.funded_key().await];
+    let [first, second] = [&keys[0], &keys[1]].map(|key| key.address().to_string());
+    let relay = RelaySetup::relayers(2)
+        .env("RPC_URL", chain.url())
+        .env("CHAIN_FINALITY_BLOCKS", "2")
+        .env("RECONCILE_SUBMITTED_MS", "500")
+        .env("RELAYER_JAM_AFTER_MS", "2000")
+        .relayer(0, |options| options.address = Some(first))
+        .relayer(1, |options| options.address = Some(second))
+        .faults(1, |faults| faults.paused = true)
+        .start()
+        .await;
+    until_entry(&relay, 1, "paused").await;
+    for relayer in &relay.relayers {
+        relayer.set_outcome_rule(|_| Some(Outcome::Stuck));
+    }
+    // Nonce 0 is mined. Nonce 1 never reaches the node. Nonce 2 waits in the node's pool behind it.
+    let mined = signed_with(&relay, 10, 0).await;
+    chain.send_as_is(&keys[0], call(&chain, &keys[0], 10, 0).await).await;
+    let missing = signed_with(&relay, 11, 1).await;
+    let behind = signed_with(&relay, 12, 2).await;
+    chain.send_as_is(&keys[0], call(&chain, &keys[0], 12, 2).await).await;
+
+    let entry = until_entry(&relay, 0, "jammed").await;
+    assert_eq!(entry["missingNonce"], json!(1), "{entry}");
+    assert!(entry["reason"].as_str().unwrap().contains("nonce 1 is missing on the chain"), "{entry}");
+    eventually(LATER, "the metric to name the nonce", || async {
+        let missing = relay.metric("baton_relayer_missing_nonce", &relay.relayers[0].url()).await;
+        (missing == 1.0).then_some(())
+    })
+    .await;
+    assert!(relay.api.output().contains("relayer_jammed"), "the log says it");
+
+    relay.relayers[1].change_faults(|faults| faults.paused = false);
+    until_entry(&relay, 1, "ok").await;
+    for serial in 20..30 {
+        relay.send(&serial_body(serial)).await;
+    }
+    eventually(LATER, "the other relayer to take new work", || async {
+        (relay.relayers[1].records().len() == 10).then_some(())
+    })
+    .await;
+    assert_eq!(relay.relayers[0].records().len(), 3, "no new work while it is jammed");
+
+    chain.send_as_is(&keys[0], call(&chain, &keys[0], 11, 1).await).await;
+    for id in [mined, missing, behind] {
+        eventually_ok(LATER, format!("{id} to be confirmed"), || async {
+            chain.mine().await;
+            let status = relay.status(&id).await;
+            if status["status"] == "confirmed" { Ok(()) } else { Err(status) }
+        })
+        .await;
+    }
+    let entry = until_entry(&relay, 0, "ok").await;
+    assert_eq!(entry["missingNonce"], Value::Null);
+    relay.send(&serial_body(30)).await;
+    eventually(LATER, "the relayer to be used again", || async {
+        (relay.relayers[0].records().len() == 4).then_some(())
+    })
+    .await;
+}
