@@ -83,7 +83,18 @@ impl Verdict {
             for id in ids {
                 let steps = timeline(&world, id).await;
                 verdict.ways.add(&steps, world.run.rpc);
-                verdict.alarms += usize::from(steps.iter().any(|step| step["action"] == "double-send"));
+                if let Some(alarm) = steps.iter().find(|step| step["action"] == "double-send") {
+                    verdict.alarms += 1;
+                    // Where no relayer sends twice, an alarm is false, or a double's.
+                    if !world.run.sent_twice {
+                        verdict
+                            .figures
+                            .push(("double-send alarm".to_owned(), format!("{serial}: {}", alarm["detail"])));
+                        let told: Vec<String> =
+                            steps.iter().map(|step| format!("{} {}", step["action"], step["detail"])).collect();
+                        verdict.figures.push(("  its timeline".to_owned(), told.join(" | ")));
+                    }
+                }
                 timelines.insert((*id).to_owned(), steps);
             }
         }

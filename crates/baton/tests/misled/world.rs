@@ -21,12 +21,12 @@ use crate::weather::{Storm, calm};
 const RELAYERS: usize = 3;
 /// Time between two blocks.
 const BLOCK: Duration = Duration::from_millis(250);
-/// Rows that do not move for this long are waiting for good.
-const QUIET: Duration = Duration::from_secs(60);
+/// Rows that do not move for this long are waiting for good. A row without news is looked at every minute or less often.
+const QUIET: Duration = Duration::from_secs(150);
 /// The same without a chain, where some wait in any case.
 const QUIET_WITHOUT_CHAIN: Duration = Duration::from_secs(20);
 /// Deadline of the wait for the end, over all.
-const END: Duration = Duration::from_secs(300);
+const END: Duration = Duration::from_secs(600);
 /// Creates a contract that takes every call, and reverts those whose data begin with 0xff.
 const TARGET: [u8; 30] = hex!("601380600b6000396000f3" "60003560001a60ff14600d57005b60006000fd");
 
