@@ -41,7 +41,7 @@ pub struct Verdict {
     pub confirmed_but_not_executed: Vec<String>,
     /// The hash shown is not a transaction that made the call.
     pub wrong_hashes: Vec<String>,
-    /// Not final at the end.
+    /// Calls with a row that is not final at the end.
     pub open: Vec<String>,
     /// POSTs that a relayer itself executed twice. One that reverts has no effect, however often it is sent.
     pub by_relayer: usize,
@@ -215,7 +215,7 @@ impl Verdict {
         println!("  shown failed but executed                   {:>5}", self.failed_but_executed.len());
         println!("  shown confirmed but not executed            {:>5}", self.confirmed_but_not_executed.len());
         println!("  shown with another hash than the chain has  {:>5}", self.wrong_hashes.len());
-        println!("  not final at the end                        {:>5}", self.open.len());
+        println!("  not final at the end                        {:>5}", self.accepted - self.confirmed - self.failed);
         println!("  marked unverified                           {:>5}", self.unverified);
         println!("  executed twice by a relayer, alarms         {:>5} {:>5}", self.by_relayer, self.alarms);
         for (way, count) in self.ways.iter() {

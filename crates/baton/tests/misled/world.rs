@@ -23,7 +23,7 @@ const RELAYERS: usize = 3;
 const BLOCK: Duration = Duration::from_millis(250);
 /// Rows that do not move for this long are waiting for good. A row without news is looked at every minute or less often.
 const QUIET: Duration = Duration::from_secs(150);
-/// The same without a chain, where some wait in any case.
+/// The same without a chain, where some wait in any case; for every 50 transactions one second more.
 const QUIET_WITHOUT_CHAIN: Duration = Duration::from_secs(20);
 /// Deadline of the wait for the end, over all.
 const END: Duration = Duration::from_secs(600);
@@ -126,7 +126,8 @@ impl World {
     /// when a relayer does not do it.
     async fn rest(&self, sent: &[Sent]) {
         let (started, mut moved) = (Instant::now(), Instant::now());
-        let quiet = if self.run.rpc { QUIET } else { QUIET_WITHOUT_CHAIN };
+        let slow = Duration::from_secs(self.run.transactions as u64 / 50);
+        let quiet = if self.run.rpc { QUIET } else { QUIET_WITHOUT_CHAIN + slow };
         let mut before = sent.len() + 1;
         while started.elapsed() < END && moved.elapsed() < quiet {
             for relayer in &self.relay.relayers {
