@@ -80,6 +80,15 @@ impl RelayerListing {
         Finding::Bind(free.iter().filter(matching).find(spare).unwrap_or(oldest))
     }
 
+    /// The oldest listed record that matches this submission and belongs to no row, whether or not an equal claim wants it.
+    pub fn first_free<'a>(&'a self, case: LostSubmission<'_>, owned: &HashSet<RelayerTxId>) -> Option<&'a Report> {
+        let since = self.since(case);
+        let free = |record: &&Report| {
+            !owned.contains(&record.tx_id) && record.created_at.is_none_or(|created| created >= since)
+        };
+        self.records.iter().filter(free).find(|record| case.call.matches(record))
+    }
+
     /// Whether it shows a record from before the claim: one of ours, or any other.
     pub fn shows_memory(&self, case: LostSubmission<'_>) -> bool {
         let since = self.since(case);

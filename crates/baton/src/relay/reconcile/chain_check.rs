@@ -173,6 +173,11 @@ impl ChainCheck {
             }
             ChainFinding::NonceLost(other) => {
                 let why = format!("another call ({}) used its nonce {}", other.hash, other.nonce);
+                // A relayer may have signed the call under a second nonce that waits to be mined.
+                let gives_up = async || match self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
+                    Ok(()) => self.not_executed(row, &why).await,
+                    Err(open) => Ok(Looked::Open(open)),
+                };
                 match word {
                     // The relayer's word that a no-op, or another call, took its place is now proven.
                     RelayerWord::Says(said) if confirmed && !row.call.is_still(said) => {
@@ -185,9 +190,9 @@ impl ChainCheck {
                         if confirmed {
                             unfounded_confirmation(row);
                         }
-                        self.not_executed(row, &why).await
+                        gives_up().await
                     }
-                    RelayerWord::Forgotten if self.is_long_forgotten(row) => self.not_executed(row, &why).await,
+                    RelayerWord::Forgotten if self.is_long_forgotten(row) => gives_up().await,
                     _ => {
                         Ok(Looked::Open("another call used its nonce, but the relayer has not given it up".to_owned()))
                     }

@@ -61,6 +61,17 @@ impl UnresolvedClaim {
     }
 }
 
+/// What is known of a claim that its relayer's list does not settle.
+struct Evidence<'a> {
+    listing: &'a RelayerListing,
+    /// Whether an equal claim exists at the same relayer.
+    rivals: bool,
+    /// A listed record of this call that belongs to no row, but may be an equal claim's.
+    contested: Option<&'a Report>,
+    /// Why the list proves no absence.
+    unproven: Option<&'static str>,
+}
+
 /// With more claims than this, every record is treated as wanted by another row.
 const CLAIMS_COMPARED_MAX: usize = 5000;
 /// Records of ours that the list must show: bound last before the oldest claim, and bound last of all.
@@ -163,7 +174,9 @@ impl UnknownOutcomes {
             now.since(case.claim.at) + self.settings.clock_skew < self.settings.relayer_retention
         };
         let (kept, too_old): (Vec<_>, Vec<_>) = cases.into_iter().partition(kept);
-        self.postpone(&too_old, "the claim is older than the relayer's retention").await?;
+        for case in &too_old {
+            self.found_on_chain_or_postponed(case, "the claim is older than the relayer's retention").await?;
+        }
         Ok(kept)
     }
 
@@ -218,16 +231,16 @@ impl UnknownOutcomes {
         let calls = absence_proof::rivals(&unresolved.row, claims);
         let rivals = if claims.len() < CLAIMS_COMPARED_MAX { EqualClaims::Calls(&calls) } else { EqualClaims::TooMany };
         let case = unresolved.case(listing, &self.guarded.clock, &self.guarded.timings);
-        let finding = loop {
-            let bound = self.owned_records(unresolved, listing).await?;
-            match listing.judge(case, &bound, rivals) {
+        let (finding, owned) = loop {
+            let owned = self.owned_records(unresolved, listing).await?;
+            match listing.judge(case, &owned, rivals) {
                 // If another row was bound to the record first, judge again.
                 Finding::Bind(record) => {
                     if self.bind(unresolved, record).await? {
                         return Ok(());
                     }
                 }
-                other => break other,
+                other => break (other, owned),
             }
         };
         let mut unproven = if let Finding::Unproven(why) = finding { Some(why) } else { None };
@@ -240,7 +253,9 @@ impl UnknownOutcomes {
         if unresolved.may_run(listing.read_at, &self.guarded.clock, &self.guarded.timings) {
             return self.postpone(std::slice::from_ref(unresolved), "the clock jumped since the claim").await;
         }
-        if !self.chain_allows_resend(unresolved, case, listing, rivals.any(), unproven).await? {
+        let contested = listing.first_free(case, &owned);
+        let evidence = Evidence { listing, rivals: rivals.any(), contested, unproven };
+        if !self.chain_allows_resend(unresolved, case, &evidence).await? {
             return Ok(());
         }
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
@@ -294,7 +309,7 @@ impl UnknownOutcomes {
         Ok(owned)
     }
 
-    /// The relayer gives no list. A call that the chain shows is settled all the same; everything else waits.
+    /// The relayer gives no list that reaches back to the claim. A call that the chain shows is settled all the same; everything else waits.
     async fn found_on_chain_or_postponed(&self, unresolved: &UnresolvedClaim, why: &str) -> Result<(), StoreError> {
         let one = std::slice::from_ref(unresolved);
         let Some(chain) = &self.chain else { return self.postpone(one, why).await };
@@ -313,10 +328,9 @@ impl UnknownOutcomes {
         &self,
         unresolved: &UnresolvedClaim,
         case: LostSubmission<'_>,
-        listing: &RelayerListing,
-        rivals: bool,
-        unproven: Option<&'static str>,
+        evidence: &Evidence<'_>,
     ) -> Result<bool, StoreError> {
+        let Evidence { listing, rivals, contested, unproven } = *evidence;
         let UnresolvedClaim { row, claim, .. } = unresolved;
         let one = std::slice::from_ref(unresolved);
         let Some(chain) = &self.chain else {
@@ -326,13 +340,18 @@ impl UnknownOutcomes {
             return Ok(unproven.is_none());
         };
         let young = self.passed_since(claim.at) < self.guarded.timings.unproven_wait;
-        // A transaction on the chain may be an equal claim's. Taken while our own submission can still arrive, it would
-        // make that claim look absent, and both calls would be made again.
-        if rivals && !case.over && young {
+        // A transaction on the chain, or a record that equal claims contend for, may be another claim's. Taken while our own
+        // submission can still arrive, it would make that claim look absent, and both calls would be made again.
+        if young && (contested.is_some() || (rivals && !case.over)) {
             if let Some(why) = unproven {
                 self.postpone(one, why).await?;
             }
             return Ok(unproven.is_none());
+        }
+        // Listed and free: there is nothing to send again, whatever else the list does not prove.
+        if let Some(record) = contested {
+            self.bind(unresolved, record).await?;
+            return Ok(false);
         }
         match chain.claim(row, claim, Some(listing)).await? {
             ClaimOnChain::Executed(mined, from) => {
