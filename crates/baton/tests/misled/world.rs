@@ -175,6 +175,8 @@ fn set_up(run: &Run, keys: &[PrivateKeySigner], rpc: &RpcProxy) -> RelaySetup {
         // The default: the clocks of two relayers are further off.
         .env("RELAYER_CLOCK_SKEW_MS", "30000")
         .env("RELAYER_JAM_AFTER_MS", "5000")
+        // Each health check costs a call to the chain, which the figures would show.
+        .env("RELAYER_HEALTH_INTERVAL_MS", "1000")
         .env("RELAYER_MAX_IN_FLIGHT", "200");
     if run.rpc {
         setup = setup.env("RPC_URL", rpc.url());

@@ -19,7 +19,6 @@ fn with_records(count: usize) -> (Fixture, Vec<String>) {
     (fixture, ids)
 }
 
-#[expect(clippy::unwrap_used, reason = "a list without ids is a failed test")]
 fn list(fixture: &mut Fixture, query: &str) -> (Vec<String>, Value) {
     let list = json(&fixture.get(&format!("/relayer-a/transactions{query}")));
     let records = list["data"].as_array().expect("a list of records");
