@@ -176,13 +176,17 @@ impl AccountReader {
         let mut account = account.lock().await;
         let head = self.block("latest").await?;
         let final_block = head.number.saturating_sub(self.finality);
-        let from = self.block_before(since, &head).await?;
+        // The chain's clock may be behind ours, or ours have been ahead when `since` was taken.
+        let from = self.block_before(since - self.clock.now().since(head.at), &head).await?;
         let tail = match account.tail.take().filter(|tail| tail.head == head.hash) {
             Some(tail) => tail,
             None => self.read_tail(address, &head, final_block).await?,
         };
         let count_pending = self.count_at(address, "pending").await?.max(tail.count);
         self.extend_final(&mut account, address, from, final_block, tail.historical).await?;
+        if account.range.is_some_and(|(since, _)| since > from && from < final_block) {
+            return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
+        }
         let known = account.transactions.values().chain(&tail.transactions);
         let mut transactions: Vec<AccountTransaction> = known.filter(|known| known.block > from).cloned().collect();
         transactions.sort_by_key(|transaction| transaction.nonce);

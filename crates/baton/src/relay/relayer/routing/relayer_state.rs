@@ -138,7 +138,7 @@ impl Relayer {
         match &self.rows {
             Some(counted) => {
                 let since = u64::try_from(self.sent - counted.sent_before).unwrap_or(0);
-                counted.rows.recent.saturating_add(since)
+                counted.rows.recent_unsigned.saturating_add(since)
             }
             None => self.load(),
         }
