@@ -86,6 +86,11 @@ pub(super) struct NonceWatch {
 }
 
 impl NonceWatch {
+    /// Whether the chain has shown how far the relayer's open transactions are.
+    pub(super) fn knows_chain(&self) -> bool {
+        self.latest.is_some()
+    }
+
     /// Learns the chain's counts. `counter` is the nonce that the relayer says it takes next. A gap counts after half of
     /// `jam_after`, a transaction that is not mined after two and a half times as long.
     pub(super) fn with_chain(
