@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     api::{OwnedRequest, Reply},
+    broadcasts::Broadcast,
     faults::{Faults, Outcome, PostFault},
     options::{Memory, Mode, RelayerOptions, Timing},
     plan::{Plan, Step, millis},
@@ -94,6 +95,9 @@ pub struct SimRelayer {
     pub(crate) outbox: Outbox,
     pub(crate) events: Vec<Event>,
     pub(crate) audit: Vec<Audit>,
+    pub(crate) broadcasts: Vec<Broadcast>,
+    /// The hash that used each nonce, if a driver simulates the chain.
+    pub(crate) used: Option<BTreeMap<u64, String>>,
     pub(crate) forgotten: Vec<Record>,
     pub(crate) struck: BTreeMap<&'static str, usize>,
     pub(crate) ids: Rng,
@@ -174,6 +178,8 @@ impl SimRelayer {
             outbox: Outbox::new(options.webhook.clone()),
             events: Vec::new(),
             audit: Vec::new(),
+            broadcasts: Vec::new(),
+            used: None,
             forgotten: Vec::new(),
             struck: BTreeMap::new(),
             ids: Rng::new(id_seed),
@@ -309,7 +315,7 @@ impl SimRelayer {
             ..SendRequest::default()
         };
         let mut record = self.new_record(now_ms, request);
-        let hash = self.hash(nonce);
+        let hash = self.other_hash(nonce, "filler");
         record.become_no_op();
         record.sign(nonce, hash, record.created_at_ms);
         record.status = Status::Submitted;
@@ -318,6 +324,7 @@ impl SimRelayer {
         let end = if loses_name { Step::LoseName } else { Step::Confirm };
         let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         let number = self.insert(now_ms, record, [(pause, end)].into(), None, true);
+        self.broadcast_no_op(self.entries.len() - 1, "filler");
         self.notify(number, now_ms);
         self.release_jammed(now_ms);
         id

@@ -28,11 +28,12 @@
 //! ```
 //!
 //! The files: `options` and `faults` (what can be set), `api`, `reads` and `answers` (HTTP), `request` (what is accepted),
-//! `record` (what is shown), `core`, `plan` and `progress` (time passing), `webhook` (deliveries), `server` (feature `server`: sockets and real time),
+//! `record` (what is shown), `core`, `plan` and `progress` (time passing), `broadcasts` (a chain that the driver simulates), `webhook` (deliveries), `server` (feature `server`: sockets and real time),
 //! `dev` (feature `dev`: a journal, and a signer on a chain).
 
 mod answers;
 mod api;
+mod broadcasts;
 mod core;
 #[cfg(feature = "dev")]
 pub mod dev;
@@ -50,6 +51,7 @@ mod webhook;
 
 pub use self::{
     api::{Reply, SimRequest, SimResponse},
+    broadcasts::Broadcast,
     core::{Audit, Event, SimRelayer, Ticket},
     faults::{FaultPlan, Faults, ListFault, Outcome, PostFault, ReadFault, WebhookFaults},
     options::{Dialect, MEASURED_WEBHOOK_PAUSES, Memory, Mode, RelayerOptions, Timing},

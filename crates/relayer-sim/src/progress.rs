@@ -127,6 +127,7 @@ impl SimRelayer {
         }
         self.entries[place].due_ms = None;
         if let Some((_, step)) = self.entries[place].plan.pop_front() {
+            let step = self.as_mined(place, step);
             self.apply_and_notify(place, step, at_ms);
             self.schedule_step(place, at_ms);
         }
@@ -139,7 +140,7 @@ impl SimRelayer {
             (Some(gap), Some(nonce)) => self.faults.gaps_jam && *gap < nonce,
             _ => false,
         };
-        mining && (self.faults.jammed || behind_gap())
+        mining && (self.faults.jammed || behind_gap() || self.is_unmined(place))
     }
 
     pub(crate) fn release_jammed(&mut self, now_ms: i64) {
@@ -170,7 +171,7 @@ impl SimRelayer {
     /// Applies one step and sends its webhook, whose id it returns.
     fn apply_and_notify(&mut self, place: usize, step: Step, now_ms: i64) -> Option<u64> {
         let number = self.entries[place].number;
-        let silent = step == Step::BroadcastUnstored;
+        let silent = matches!(step, Step::BroadcastUnstored | Step::BroadcastAgain);
         self.apply(place, step, now_ms);
         if silent { None } else { self.notify(number, now_ms) }
     }
@@ -193,18 +194,44 @@ impl SimRelayer {
                 if let Some(audit) = self.entries[place].audit {
                     self.audit[audit].broadcasts += 1;
                 }
+                self.broadcast_call(place, step == Step::Broadcast);
                 if step == Step::Broadcast {
                     self.change(place, now_ms, |record| record.status = Status::Submitted);
                 }
             }
-            Step::Mine => self.change(place, now_ms, |record| record.status = Status::Mined),
-            Step::Confirm | Step::ConfirmAsNoOp => self.change(place, now_ms, |record| {
-                if step == Step::ConfirmAsNoOp {
-                    record.become_no_op();
+            Step::BroadcastAgain => {
+                let nonce = self.take_nonce();
+                if let Some(audit) = self.entries[place].audit {
+                    self.audit[audit].broadcasts += 1;
                 }
-                record.status = Status::Confirmed;
-                record.confirmed_at_ms = Some(clock);
-            }),
+                self.broadcast(place, nonce, self.hash(nonce));
+            }
+            Step::ConfirmUnsent => {
+                self.nonce_gaps.extend(self.entries[place].record.nonce);
+                self.change(place, now_ms, |record| {
+                    record.status = Status::Confirmed;
+                    record.confirmed_at_ms = Some(clock);
+                });
+            }
+            Step::GiveUp => {
+                self.nonce_gaps.extend(self.entries[place].record.nonce);
+                self.change(place, now_ms, |record| {
+                    record.sent_at_ms = None;
+                    record.fail(plan::GIVEN_UP.to_owned());
+                });
+            }
+            Step::Mine => self.change(place, now_ms, |record| record.status = Status::Mined),
+            Step::Confirm | Step::ConfirmAsNoOp => {
+                let replaced = self.no_op_hash(place);
+                self.change(place, now_ms, |record| {
+                    if step == Step::ConfirmAsNoOp {
+                        record.become_no_op();
+                        record.hash = replaced.or(record.hash.take());
+                    }
+                    record.status = Status::Confirmed;
+                    record.confirmed_at_ms = Some(clock);
+                });
+            }
             Step::Fail(reason) => {
                 if let (false, Some(nonce)) = (self.entries[place].broadcast, self.entries[place].record.nonce) {
                     self.nonce_gaps.insert(nonce);
@@ -220,11 +247,15 @@ impl SimRelayer {
                 );
                 record.fail(reason);
             }),
-            Step::Cancel => self.change(place, now_ms, |record| {
-                record.become_no_op();
-                record.status = Status::Canceled;
-                record.is_canceled = true;
-            }),
+            Step::Cancel => {
+                let replaced = self.no_op_hash(place);
+                self.change(place, now_ms, |record| {
+                    record.become_no_op();
+                    record.hash = replaced.or(record.hash.take());
+                    record.status = Status::Canceled;
+                    record.is_canceled = true;
+                });
+            }
         }
     }
 
@@ -254,6 +285,8 @@ impl SimRelayer {
             record.is_canceled = true;
             record.become_no_op();
         });
+        self.broadcast_no_op(place, "no-op");
+        self.entries[place].broadcast = true;
         let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         self.entries[place].plan.push_back((pause, Step::Cancel));
         self.schedule_step(place, now_ms);

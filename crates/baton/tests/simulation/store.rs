@@ -11,8 +11,9 @@ use baton::relay::store::{
     TransactionCounts, TransactionStore,
 };
 use baton::timestamp::Timestamp;
+use uuid::Uuid;
 
-use super::setup::{Fault, Mutation};
+use super::setup::{Fault, Mutation, Narrowed};
 use super::world::{BASE, Effect, Fate, SIGNERS, Sim, Truth, World, note, relayer_index, signer};
 
 /// One process's connection to the store.
@@ -146,7 +147,8 @@ impl TransactionStore for SimStore {
             if world.mutation == Mutation::NoUniqueness {
                 return Vec::new();
             }
-            let bound = |tx_id: &&RelayerTxId| world.owners.iter().any(|(known, _)| known == *tx_id);
+            let on_chain = |tx_id: &RelayerTxId| Narrowed::EqualOnChain.is_on() && world.is_bound_on_chain(&tx_id.0);
+            let bound = |tx_id: &&RelayerTxId| world.owners.iter().any(|(known, _)| known == *tx_id) || on_chain(tx_id);
             tx_ids.iter().filter(bound).cloned().collect()
         })
         .await
@@ -205,9 +207,22 @@ impl TransactionStore for SimStore {
         self.read(|world| {
             let owned = |row: &Transaction| {
                 let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer)?;
-                binding.nonce.filter(|nonce| nonces.contains(nonce)).map(|nonce| (nonce, row.id))
+                let unreported = || world.nonce_of(binding).filter(|_| Narrowed::EqualOnChain.is_on());
+                binding.nonce.or_else(unreported).filter(|nonce| nonces.contains(nonce)).map(|nonce| (nonce, row.id))
             };
-            world.rows.iter().filter_map(owned).collect()
+            let owners = world.rows.iter().filter_map(owned);
+            let used = |nonce: &u64| world.is_used(relayer_index(relayer), *nonce);
+            let anyone = TransactionId(Uuid::nil());
+            match world.mutation {
+                Mutation::NonceLostAlone => {
+                    nonces.iter().filter(|nonce| used(nonce)).map(|nonce| (*nonce, anyone)).collect()
+                }
+                Mutation::ResendsWhileOpen => {
+                    nonces.iter().filter(|nonce| !used(nonce)).map(|nonce| (*nonce, anyone)).collect()
+                }
+                Mutation::IgnoresTaken => owners.filter(|(nonce, _)| !used(nonce)).collect(),
+                _ => owners.collect(),
+            }
         })
         .await
     }
@@ -366,6 +381,7 @@ impl World {
                 "outcome-unknown" => counters.unknown_outcomes += 1,
                 "absent" => counters.resent += 1,
                 "rerouted" => counters.reroutes += 1,
+                "relayer-says" => counters.asked_chain += 1,
                 "waiting" => counters.nonce_waits += 1,
                 "submitted" if before.claim.as_ref().is_some_and(|claim| claim.unknown.is_some()) => {
                     counters.found += 1;
@@ -407,7 +423,13 @@ impl World {
         let forgot = node.epoch > 0 && node.forgot_at >= claim.at.0;
         let witness = self.bound_before(&claim.relayer, claim.at).and_then(|row| row.binding.clone());
         let believed = witness.is_some_and(|binding| self.is_within_retention(binding.at));
-        if forgot && !believed && !unknown.kind.is_silence() && self.mutation != Mutation::NoMemoryProof {
+        // A chain closes the gap.
+        if self.evm.is_none()
+            && forgot
+            && !believed
+            && !unknown.kind.is_silence()
+            && self.mutation != Mutation::NoMemoryProof
+        {
             self.counters.known_gap += 1;
             self.excused.push(Effect::of(&before.call));
         }
