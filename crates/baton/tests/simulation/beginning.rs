@@ -8,7 +8,7 @@ use baton::timestamp::Timestamp;
 use uuid::Uuid;
 
 use super::network::url;
-use super::relayers::{Making, Node};
+use super::relayers::{Making, Node, SIGNED_FAILURES};
 use super::setup::{Fault, Mutation, Setup};
 use super::world::{CONTENTS, Effect, HISTORY, Process, SIGNERS, TIMINGS, Truth, World, direct_request};
 
@@ -73,7 +73,11 @@ pub fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
 /// Relayers, with a transaction from long ago at most of them, and processes.
 pub fn build(world: &mut World, shape: Mutation) {
     let (faults, now) = (world.faults, world.now);
-    let making = Making { skewed: world.has(Fault::Skew), faults, chain: world.evm.is_some(), shape, now };
+    let chain = world.evm.is_some();
+    // What no chain would tell is left out where there is none.
+    let signed = world.rng.pick(if chain { &SIGNED_FAILURES } else { &SIGNED_FAILURES[..2] });
+    let signed = shape.likely_outcome().unwrap_or(signed);
+    let making = Making { skewed: world.has(Fault::Skew), faults, chain, shape, signed, now };
     for index in 0..2 {
         // With a witness, a relayer that has lost its memory is found out.
         let without = matches!(shape, Mutation::TakesUnproven | Mutation::NoUnprovenWait);

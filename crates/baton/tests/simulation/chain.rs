@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 use baton::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
-use baton::relay::state::transaction::Binding;
+use baton::relay::state::transaction::{RelayerTxId, RelayerUrl, TransactionId};
+use baton::timestamp::Timestamp;
 use relayer_sim::Broadcast;
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 use super::network::failure;
 use super::relayers::Node;
 use super::setup::Fault;
-use super::world::{BASE, Effect, Rng, SIGNERS, Sim, World, note, signer};
+use super::world::{BASE, Effect, Rng, SIGNERS, Sim, World, note, relayer_index, signer};
 
 /// Newest blocks that may be replaced; relayers wait for as many confirmations.
 pub const REPLACED_MAX: u64 = 2;
@@ -92,9 +93,10 @@ pub struct EvmChain {
 
 impl EvmChain {
     pub fn new(rng: &mut Rng) -> Self {
-        let interval = rng.pick(&[1000, 2000, 4000]);
-        let head = ((BASE - GENESIS) / interval) as u64;
         let (behind, states) = (rng.pick(&[0, 1, 3]), rng.pick(&[u64::MAX, u64::MAX, 128, 8, 1]));
+        // Where nodes keep little state every block is read: fewer of them save steps.
+        let interval = if states < u64::MAX { 4000 } else { rng.pick(&[1000, 2000, 4000]) };
+        let head = ((BASE - GENESIS) / interval) as u64;
         Self { interval, head, accounts: Vec::new(), behind, states, away: [false; 2], full_until: 0 }
     }
 
@@ -145,9 +147,6 @@ impl EvmChain {
                 let last = account.transactions.iter().rposition(waiting);
                 let Some(place) = (if rng.one_in(4) { first } else { last }) else { break };
                 account.transactions[place].block = Some(head);
-                if rng.one_in(4) {
-                    break;
-                }
             }
         }
     }
@@ -184,6 +183,12 @@ impl EvmChain {
     /// The mined transactions that make this call.
     pub fn mined<'a>(&'a self, effect: &'a Effect) -> impl Iterator<Item = &'a ChainTransaction> {
         self.transactions().filter(move |known| known.block.is_some() && known.effect == *effect)
+    }
+
+    /// The mined transactions of one account that make this call.
+    pub fn mined_by<'a>(&'a self, account: usize, effect: &'a Effect) -> impl Iterator<Item = &'a ChainTransaction> {
+        let transactions = self.accounts[account].transactions.iter();
+        transactions.filter(move |known| known.block.is_some() && known.effect == *effect)
     }
 
     /// Whether a record's call was executed, or may yet be as far as the chain is concerned.
@@ -284,12 +289,44 @@ impl World {
         self.evm.as_ref().is_some_and(|chain| chain.transactions().any(bound))
     }
 
-    /// The nonce under which the chain got the record that a row is bound to.
-    pub fn nonce_of(&self, binding: &Binding) -> Option<u64> {
-        let own = |known: &&ChainTransaction| {
-            known.record == binding.tx_id.0 || format!("chain:{:#x}", known.hash) == binding.tx_id.0
+    /// Which row each transaction of a relayer's account belongs to by its record.
+    pub fn owned_by_record(&self, relayer: &RelayerUrl) -> Vec<(u64, TransactionId)> {
+        let Some(chain) = &self.evm else { return Vec::new() };
+        let known = chain.accounts[relayer_index(relayer)].transactions.iter();
+        let owner = |known: &ChainTransaction| {
+            let on_chain = format!("chain:{:#x}", known.hash);
+            let own = |(tx_id, _): &&(RelayerTxId, TransactionId)| tx_id.0 == known.record || tx_id.0 == on_chain;
+            self.owners.iter().find(own).map(|(_, owner)| (known.nonce, *owner))
         };
-        self.evm.as_ref().and_then(|chain| chain.transactions().find(own).map(|known| known.nonce))
+        known.filter_map(owner).collect()
+    }
+
+    /// Which equal claim of a relayer each mined transaction will go to that has no row yet: the last one that it can have
+    /// come from.
+    pub fn wanted_by_claims(&self, relayer: &RelayerUrl) -> Vec<(u64, TransactionId)> {
+        let Some(chain) = &self.evm else { return Vec::new() };
+        let node = relayer_index(relayer);
+        let claims = self.rows.iter().enumerate().filter_map(|(index, row)| {
+            let claim = row.claim.as_ref().filter(|claim| claim.relayer == *relayer)?;
+            Some((claim.at, row.id, &self.truth[index].effect))
+        });
+        let mut claims: Vec<_> = claims.collect();
+        claims.sort_by_key(|(at, id, _)| (*at, *id));
+        let mut wanted = Vec::new();
+        for known in &chain.accounts[node].transactions {
+            let bound = self.owners.iter().any(|(tx_id, _)| tx_id.0 == known.record);
+            if known.block.is_none() || bound || self.is_bound_on_chain(&known.record) {
+                continue;
+            }
+            let stored = self.nodes[node].relayer.audit().iter().find(|audit| audit.id == known.record);
+            let fits = |(at, _, effect): &(Timestamp, TransactionId, &Effect)| {
+                **effect == known.effect && stored.is_some_and(|stored| at.0 <= stored.received_at_ms)
+            };
+            if let Some(place) = claims.iter().rposition(fits) {
+                wanted.push((known.nonce, claims.remove(place).1));
+            }
+        }
+        wanted
     }
 
     /// Whether a nonce of a relayer is used.

@@ -197,13 +197,14 @@ impl World {
     /// Whether a bound row is not on the chain, and its relayer does not tell its end.
     fn is_never_on_chain(&self, index: usize, chain: &EvmChain) -> Result<(), String> {
         let Some(binding) = &self.rows[index].binding else { return Ok(()) };
+        let account = relayer_index(&binding.relayer);
         // Equal rows are interchangeable.
         let taken = |known: &&ChainTransaction| {
             let hash = format!("{:#x}", known.hash);
             self.rows.iter().any(|row| row.status.is_final() && row.hash.as_ref() == Some(&hash))
         };
         let unreported = binding.nonce.is_none() && Narrowed::ForgottenWithoutNonce.is_on();
-        if !unreported && !chain.mined(&self.truth[index].effect).all(|known| taken(&known)) {
+        if !unreported && !chain.mined_by(account, &self.truth[index].effect).all(|known| taken(&known)) {
             return Err(format!("t{index} stays of unknown outcome, and the chain has its call"));
         }
         match self.nodes[relayer_index(&binding.relayer)].relayer.record(self.now, &binding.tx_id.0) {

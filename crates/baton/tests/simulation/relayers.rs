@@ -12,7 +12,7 @@ use super::setup::{Fault, Mutation};
 use super::world::{Effect, HISTORY, RETENTION, Rng, direct_request};
 
 /// What relayers say of transactions that they signed, and the chain does not: the first two also where there is no chain.
-const SIGNED_FAILURES: [Outcome; 5] = [
+pub const SIGNED_FAILURES: [Outcome; 5] = [
     Outcome::FailedButExecuted,
     Outcome::GivenUp,
     Outcome::GivenUpButSent,
@@ -26,6 +26,8 @@ pub struct Making {
     pub faults: u32,
     pub chain: bool,
     pub shape: Mutation,
+    /// How relayers err about what they have signed.
+    pub signed: Outcome,
     pub now: i64,
 }
 
@@ -48,7 +50,7 @@ pub struct Node {
 
 impl Node {
     pub fn new(index: usize, rng: &mut Rng, history: bool, made: &Making) -> Self {
-        let Making { skewed, faults, chain, shape, now } = *made;
+        let Making { skewed, faults, chain, shape, ref signed, now } = *made;
         let has = |fault: Fault| faults & (1 << fault as u32) != 0;
         let dated = rng.one_in(2);
         // Without a date only the configured skew is allowed for.
@@ -62,7 +64,7 @@ impl Node {
         let slow = shape == Mutation::NoUnprovenWait;
         let sent = if slow { Duration::from_secs(90) } else { step(rng) };
         // Without gaps a nonce is never taken before its transaction is sent.
-        let submitted = sent + if Fault::no_gaps(faults, chain) { Duration::ZERO } else { step(rng) };
+        let submitted = sent + if Fault::no_gaps(faults, chain, signed) { Duration::ZERO } else { step(rng) };
         let confirmed = submitted + step(rng);
         let timing = Timing {
             sent,
@@ -93,10 +95,7 @@ impl Node {
                 7 if has(Fault::Item) => Outcome::Reverted,
                 8 if has(Fault::Item) => Outcome::Canceled,
                 9..=10 if has(Fault::NoOp) => Outcome::NoOp,
-                11..=13 if has(Fault::Signed) => {
-                    // What no chain would tell is left out where there is none.
-                    rng.pick(if chain { &SIGNED_FAILURES } else { &SIGNED_FAILURES[..2] })
-                }
+                11..=13 if has(Fault::Signed) => signed.clone(),
                 14..=15 if has(Fault::Stuck) && chain => rng.pick(&[Outcome::Stuck, Outcome::WithoutJob]),
                 _ => Outcome::Confirmed,
             })

@@ -24,7 +24,7 @@ use super::store::is_due;
 use super::world::{Counters, Sim, World, direct_request, forward, note, signer};
 
 /// Steps after which a world that has not come to rest never will.
-const CALM_STEPS_MAX: u64 = 12_000;
+const CALM_STEPS_MAX: u64 = 100_000;
 /// Messages that one process handles at once.
 const CONCURRENCY: u32 = 3;
 /// In the calm, unknown outcomes that have not changed for this long will not.

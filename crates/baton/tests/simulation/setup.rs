@@ -150,6 +150,10 @@ impl Fault {
         if shape != Mutation::None && !shape.has_chain() {
             bits &= !of(&[Self::Signed, Self::GapFiller, Self::Proxy]);
         }
+        // Records without a job, which the product sends again there although they are listed.
+        if shape == Mutation::NoUnprovenWait {
+            bits &= !Self::Stuck.bit();
+        }
         bits |= forced;
         if chain && bits & Self::Signed.bit() != 0 && Narrowed::BehindGap.is_on() {
             let unwanted = if forced & of(&Self::LOSING) != 0 { Self::Signed.bit() } else { of(&Self::LOSING) };
@@ -173,15 +177,20 @@ pub enum Narrowed {
     /// A transaction that waits behind a nonce gap is not in the node's pending count. Narrowed: a relayer that loses or
     /// hides records has no gaps.
     BehindGap,
+    /// A call that the relayer signed under a second nonce, which waits to be mined, is taken for lost with the first. Narrowed:
+    /// the second nonce is mined with the first.
+    SecondNonceOpen,
     /// A forgotten row whose nonce was never reported is not looked for on the chain. Narrowed: it may wait for ever.
     ForgottenWithoutNonce,
 }
 
 impl Fault {
-    /// Whether a world with these faults has relayers that lose or hide what they have sent, and no gaps.
-    pub fn no_gaps(bits: u32, chain: bool) -> bool {
-        let losing = Self::LOSING.iter().any(|fault| bits & fault.bit() != 0);
-        chain && losing && Narrowed::BehindGap.is_on()
+    /// Whether a world with these faults has relayers that lose or hide what they have sent, and no gaps; or relayers that
+    /// sign twice.
+    pub fn no_gaps(bits: u32, chain: bool, signed: &Outcome) -> bool {
+        let losing = Self::LOSING.iter().any(|fault| bits & fault.bit() != 0) && Narrowed::BehindGap.is_on();
+        let twice = *signed == Outcome::GivenUpButSentAgain && bits & Self::Signed.bit() != 0;
+        chain && (losing || twice && Narrowed::SecondNonceOpen.is_on())
     }
 }
 

@@ -207,10 +207,15 @@ impl TransactionStore for SimStore {
         self.read(|world| {
             let owned = |row: &Transaction| {
                 let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer)?;
-                let unreported = || world.nonce_of(binding).filter(|_| Narrowed::EqualOnChain.is_on());
-                binding.nonce.or_else(unreported).filter(|nonce| nonces.contains(nonce)).map(|nonce| (nonce, row.id))
+                binding.nonce.filter(|nonce| nonces.contains(nonce)).map(|nonce| (nonce, row.id))
             };
-            let owners = world.rows.iter().filter_map(owned);
+            let mut known = Vec::new();
+            if Narrowed::EqualOnChain.is_on() {
+                known = world.owned_by_record(relayer);
+                known.extend(world.wanted_by_claims(relayer));
+                known.retain(|(nonce, _)| nonces.contains(nonce));
+            }
+            let owners = world.rows.iter().filter_map(owned).chain(known);
             let used = |nonce: &u64| world.is_used(relayer_index(relayer), *nonce);
             let anyone = TransactionId(Uuid::nil());
             match world.mutation {
