@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use baton::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
 use bytes::Bytes;
 use futures::future::{Either, select};
-use relayer_sim::{Event, Faults, Memory, PostFault, Reply, SimRequest, SimResponse, Status};
+use relayer_sim::{Event, Faults, Memory, PostFault, Record, Reply, SimRequest, SimResponse, Status};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -382,9 +382,11 @@ impl World {
             let sent = Effect::of_body(&packet.body);
             let exchanged = self.rng.one_in(2);
             let others = self.nodes[1 - node].relayer.records().chain(self.nodes[node].relayer.records());
-            let mut others = others.filter(|record| exchanged && record.to.as_deref() != Some(sent.to.as_str()));
-            let other = others.next_back().map(|other| (other.id.clone(), other.to_json()));
-            drop(others);
+            let is_other = |to: &str| exchanged && !to.eq_ignore_ascii_case(&sent.to);
+            let others = others.filter(|record| record.to.as_deref().is_some_and(is_other));
+            // One that no row has yet does the most harm.
+            let bound = |record: &&Record| self.owners.iter().any(|(tx_id, _)| tx_id.0 == record.id);
+            let other = others.min_by_key(bound).map(|other| (other.id.clone(), other.to_json()));
             match other {
                 Some((id, other)) => {
                     note!(self, "r{node}: its answer is exchanged for one about {id}");

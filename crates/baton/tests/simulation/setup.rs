@@ -402,7 +402,8 @@ impl Setup {
             Mutation::ResendsWhileOpen => &[Fault::LoseLast, Fault::Blocks],
             Mutation::NoUnprovenWait => &[Fault::Lists],
             Mutation::ReroutesOnWebhook => &[Fault::Webhook],
-            Mutation::UnlistedIsRefusal | Mutation::AcceptsOtherCall => &[Fault::Proxy],
+            Mutation::UnlistedIsRefusal => &[Fault::Proxy],
+            Mutation::AcceptsOtherCall => &[Fault::Proxy, Fault::BadAnswer],
             Mutation::FillerByName => &[Fault::GapFiller, Fault::Down],
             _ => &[],
         };

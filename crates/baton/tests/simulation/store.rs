@@ -219,11 +219,10 @@ impl TransactionStore for SimStore {
             let used = |nonce: &u64| world.is_used(relayer_index(relayer), *nonce);
             let anyone = TransactionId(Uuid::nil());
             match world.mutation {
-                Mutation::NonceLostAlone => {
-                    nonces.iter().filter(|nonce| used(nonce)).map(|nonce| (*nonce, anyone)).collect()
-                }
-                Mutation::ResendsWhileOpen => {
-                    nonces.iter().filter(|nonce| !used(nonce)).map(|nonce| (*nonce, anyone)).collect()
+                Mutation::NonceLostAlone | Mutation::ResendsWhileOpen => {
+                    let mined = world.mutation == Mutation::NonceLostAlone;
+                    let taken = nonces.iter().filter(|nonce| used(nonce) == mined).map(|nonce| (*nonce, anyone));
+                    owners.chain(taken).collect()
                 }
                 Mutation::IgnoresTaken => owners.filter(|(nonce, _)| !used(nonce)).collect(),
                 _ => owners.collect(),
