@@ -384,11 +384,17 @@ impl World {
             match *action {
                 "outcome-unknown" => counters.unknown_outcomes += 1,
                 "absent" => counters.resent += 1,
-                "rerouted" => counters.reroutes += 1,
+                "rerouted" => {
+                    counters.reroutes += 1;
+                    let signed = before.binding.as_ref().is_some_and(|binding| binding.nonce.is_some());
+                    counters.nonces_lost += u64::from(signed);
+                }
                 "relayer-says" => counters.asked_chain += 1,
                 "waiting" => counters.nonce_waits += 1,
                 "submitted" if before.claim.as_ref().is_some_and(|claim| claim.unknown.is_some()) => {
                     counters.found += 1;
+                    let on_chain = next.binding.as_ref().is_some_and(|binding| binding.tx_id.0.starts_with("chain:"));
+                    counters.found_on_chain += u64::from(on_chain);
                 }
                 _ => {}
             }
