@@ -19,6 +19,12 @@ pub enum Mutation {
     NoMemoryProof,
     /// Believes a list of transactions that contradicts itself.
     TrustsAnyList,
+    /// Believes a relayer's `failed`, `canceled` or `expired` about a signed transaction although there is a chain.
+    BelievesFailed,
+    /// Believes a relayer's `confirmed` although there is a chain.
+    BelievesConfirmed,
+    /// Binds a row to the record in its relayer's answer although that is about another call.
+    AcceptsOtherCall,
 }
 
 #[cfg(feature = "mutations")]

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     api::{OwnedRequest, Reply, SimResponse},
+    broadcasts::Broadcast,
     faults::{Faults, Outcome, PostFault},
     on_chain::OnChain,
     options::{Memory, Mode, RelayerOptions, Timing},
@@ -102,6 +103,9 @@ pub struct SimRelayer {
     pub(crate) outbox: Outbox,
     pub(crate) events: Vec<Event>,
     pub(crate) audit: Vec<Audit>,
+    pub(crate) broadcasts: Vec<Broadcast>,
+    /// The hash that used each nonce, if a driver simulates the chain.
+    pub(crate) used: Option<BTreeMap<u64, String>>,
     pub(crate) forgotten: Vec<Record>,
     pub(crate) struck: BTreeMap<&'static str, usize>,
     pub(crate) ids: Rng,
@@ -190,6 +194,8 @@ impl SimRelayer {
             outbox: Outbox::new(options.webhook.clone()),
             events: Vec::new(),
             audit: Vec::new(),
+            broadcasts: Vec::new(),
+            used: None,
             forgotten: Vec::new(),
             struck: BTreeMap::new(),
             ids: Rng::new(id_seed),
@@ -345,8 +351,13 @@ impl SimRelayer {
         if let Some(place) = self.place(number) {
             self.sign_record(place, nonce, now_ms);
             self.send_last_signed(nonce);
+            let made_up = (!self.is_on_chain()).then(|| self.other_hash(nonce, "filler"));
             self.entries[place].broadcast = true;
-            self.change(place, now_ms, |record| record.status = Status::Submitted);
+            self.change(place, now_ms, |record| {
+                record.hash = made_up.or(record.hash.take());
+                record.status = Status::Submitted;
+            });
+            self.list_no_op(place, "filler");
         }
         self.notify(number, now_ms);
         self.release_jammed(now_ms);

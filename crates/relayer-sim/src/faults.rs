@@ -341,6 +341,12 @@ pub enum Outcome {
     FailedButExecuted,
     /// Takes a nonce, is never broadcast, and is `failed` after [`Timing::given_up`](crate::Timing::given_up).
     GivenUp,
+    /// Takes a nonce, is handed to the chain, and is `failed` as if it had never been sent; the chain decides later.
+    GivenUpButSent,
+    /// Takes a nonce, is handed to the chain under another one, and is `failed` with the first, which stays a gap.
+    GivenUpButSentAgain,
+    /// Takes a nonce and is reported `confirmed`, although the chain never got it; its nonce stays a gap.
+    ConfirmedUnsent,
     /// Stored, but no job moves it: `pending` for good.
     WithoutJob,
     /// Signed again for a higher price before it is mined, and then `confirmed`: the hash changes, and no webhook tells.

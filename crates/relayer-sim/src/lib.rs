@@ -29,11 +29,12 @@
 //!
 //! The files: `options` and `faults` (what can be set), `api`, `reads` and `answers` (HTTP), `request` (what is accepted),
 //! `record` (what is shown), `core`, `plan` and `progress` (time passing), `webhook` (deliveries), `on_chain` (real
-//! transactions), `server` (feature `server`: sockets and real time), `dev` (feature `dev`: a journal, and a signer on a
-//! chain).
+//! transactions), `broadcasts` (a chain that the driver simulates), `server` (feature `server`: sockets and real time),
+//! `dev` (feature `dev`: a journal, and a signer on a chain).
 
 mod answers;
 mod api;
+mod broadcasts;
 mod core;
 #[cfg(feature = "dev")]
 pub mod dev;
@@ -52,6 +53,7 @@ mod webhook;
 
 pub use self::{
     api::{Reply, SimRequest, SimResponse},
+    broadcasts::Broadcast,
     core::{Audit, Event, SimRelayer, Ticket},
     faults::{DateHeader, FaultPlan, Faults, ListFault, Outcome, PostFault, ReadFault, SecondMemory, WebhookFaults},
     on_chain::{SignedCall, UnsignedCall, Wallet},

@@ -240,6 +240,7 @@ impl SimRelayer {
             None => self.made_up_hash(nonce, "bumped"),
         };
         self.count_broadcast(place);
+        self.list_broadcast(place, nonce, hash.clone());
         self.change(place, now_ms, |record| record.hash = Some(hash));
     }
 

@@ -16,6 +16,8 @@ pub(crate) enum Step {
     Broadcast,
     /// The chain gets it, but the relayer fails to store that.
     BroadcastUnstored,
+    /// The chain gets the call under another nonce, which the relayer fails to store.
+    BroadcastAgain,
     Mine,
     Confirm,
     ConfirmAsNoOp,
@@ -24,6 +26,10 @@ pub(crate) enum Step {
     Fail(String),
     Revert,
     FailExecuted,
+    /// `failed`, although the chain may have it.
+    GiveUp,
+    /// `confirmed`, although the chain never got it.
+    ConfirmUnsent,
     Cancel,
     /// A gap filler's reason is overwritten, and with it goes the only mark that it was one.
     LoseName,
@@ -34,7 +40,17 @@ pub(crate) enum Step {
 impl Step {
     /// Whether a jam leaves it alone: it comes before anything is mined.
     pub(crate) fn precedes_mining(&self) -> bool {
-        matches!(self, Self::Sign | Self::Broadcast | Self::BroadcastUnstored | Self::Bump | Self::Fail(_))
+        matches!(
+            self,
+            Self::Sign
+                | Self::Broadcast
+                | Self::BroadcastUnstored
+                | Self::BroadcastAgain
+                | Self::Bump
+                | Self::Fail(_)
+                | Self::GiveUp
+                | Self::ConfirmUnsent
+        )
     }
 }
 
@@ -60,6 +76,9 @@ pub(crate) fn plan(outcome: &Outcome, timing: &Timing, rng: &mut Rng) -> Plan {
         Outcome::Canceled => vec![sign, broadcast, (last, Step::Cancel)],
         Outcome::FailedButExecuted => vec![sign, (broadcast.0, Step::BroadcastUnstored), (last, Step::FailExecuted)],
         Outcome::GasBumped => vec![sign, broadcast, (last / 2, Step::Bump), (last / 2, Step::Confirm)],
+        Outcome::GivenUpButSent => vec![sign, (broadcast.0, Step::BroadcastUnstored), (last, Step::GiveUp)],
+        Outcome::GivenUpButSentAgain => vec![sign, (broadcast.0, Step::BroadcastAgain), (last, Step::GiveUp)],
+        Outcome::ConfirmedUnsent => vec![sign, (last, Step::ConfirmUnsent)],
         Outcome::SentTwice => {
             let first = [sign.clone(), broadcast.clone()].into_iter().chain(mine);
             first.chain([(last, Step::Confirm), sign, broadcast]).collect()

@@ -128,6 +128,7 @@ impl SimRelayer {
         }
         self.entries[place].due_ms = None;
         if let Some((_, step)) = self.entries[place].plan.pop_front() {
+            let step = self.as_mined(place, step);
             self.apply_and_notify(place, step, at_ms);
             self.schedule_step(place, at_ms);
         }
@@ -140,7 +141,8 @@ impl SimRelayer {
             (Some(gap), Some(nonce)) => self.faults.gaps_jam && *gap < nonce,
             _ => false,
         };
-        mining && (self.faults.jammed || behind_gap() || self.awaits_chain(entry.record.nonce))
+        let unmined = || self.awaits_chain(entry.record.nonce) || self.is_unmined(place);
+        mining && (self.faults.jammed || behind_gap() || unmined())
     }
 
     pub(crate) fn release_jammed(&mut self, now_ms: i64) {
@@ -171,7 +173,7 @@ impl SimRelayer {
     /// Applies one step and sends its webhook, whose id it returns.
     fn apply_and_notify(&mut self, place: usize, step: Step, now_ms: i64) -> Option<u64> {
         let number = self.entries[place].number;
-        let silent = matches!(step, Step::BroadcastUnstored | Step::Bump);
+        let silent = matches!(step, Step::BroadcastUnstored | Step::BroadcastAgain | Step::Bump);
         let step = self.by_receipt(place, step);
         self.apply(place, step, now_ms);
         if silent { None } else { self.notify(number, now_ms) }
@@ -194,14 +196,30 @@ impl SimRelayer {
                     Broadcast::NoOpSent => self.entries[place].broadcast = true,
                     Broadcast::Lost => {}
                 }
+                self.list_call(place, step == Step::Broadcast);
                 if step == Step::Broadcast {
                     self.change(place, now_ms, |record| record.status = Status::Submitted);
                 }
             }
+            Step::BroadcastAgain => self.broadcast_again(place),
+            Step::ConfirmUnsent => {
+                self.leave_gap(place, now_ms);
+                self.change(place, now_ms, |record| {
+                    record.status = Status::Confirmed;
+                    record.confirmed_at_ms = Some(clock);
+                });
+            }
+            Step::GiveUp => {
+                self.leave_gap(place, now_ms);
+                self.change(place, now_ms, |record| {
+                    record.sent_at_ms = None;
+                    record.fail(plan::GIVEN_UP.to_owned());
+                });
+            }
             Step::Mine => self.change(place, now_ms, |record| record.status = Status::Mined),
             Step::Confirm | Step::ConfirmAsNoOp => {
                 let replaced = step == Step::ConfirmAsNoOp;
-                let mined = self.mined_hash(self.entries[place].record.nonce).filter(|_| replaced);
+                let mined = self.mined_hash(self.entries[place].record.nonce).or_else(|| self.no_op_hash(place));
                 self.change(place, now_ms, |record| {
                     if replaced {
                         record.become_no_op();
@@ -227,11 +245,15 @@ impl SimRelayer {
                 );
                 record.fail(reason);
             }),
-            Step::Cancel => self.change(place, now_ms, |record| {
-                record.become_no_op();
-                record.status = Status::Canceled;
-                record.is_canceled = true;
-            }),
+            Step::Cancel => {
+                let replaced = self.no_op_hash(place);
+                self.change(place, now_ms, |record| {
+                    record.become_no_op();
+                    record.hash = replaced.or(record.hash.take());
+                    record.status = Status::Canceled;
+                    record.is_canceled = true;
+                });
+            }
         }
     }
 
@@ -262,6 +284,8 @@ impl SimRelayer {
             record.is_canceled = true;
             record.become_no_op();
         });
+        self.list_no_op(place, "no-op");
+        self.entries[place].broadcast = true;
         let pause = millis(self.timing.confirmed.saturating_sub(self.timing.submitted));
         self.entries[place].plan.push_back((pause, Step::Cancel));
         self.schedule_step(place, now_ms);

@@ -5,6 +5,7 @@ use baton::relay::state::transaction::{ConsumerId, FailedBy, Status, Transaction
 use baton::timestamp::Timestamp;
 use relayer_sim::Status as RecordStatus;
 
+use super::chain::{ChainTransaction, EvmChain};
 use super::setup::Mutation;
 use super::world::{CLOCK_SKEW, Effect, RETENTION, TIMINGS, World, relayer_index};
 
@@ -34,6 +35,9 @@ impl World {
         if is < was || (was == is && before.status.is_final() && before.status != next.status) {
             self.fail(format!("t{index}: went back from {} to {}", before.status, next.status));
         }
+        if !before.status.is_final() && matches!(next.status, Status::Confirmed | Status::Success) {
+            self.check_confirmed(index, next);
+        }
         if next.failed_by == Some(FailedBy::Consumer) && before.failed_by.is_none() && self.is_excusable(index, next) {
             self.truth[index].excusable = true;
         }
@@ -46,6 +50,16 @@ impl World {
                 }
                 Some(_) => {}
             }
+        }
+    }
+
+    /// A row becomes final: with a chain its call must be in a block now.
+    fn check_confirmed(&mut self, index: usize, row: &Transaction) {
+        let Some(chain) = &self.evm else { return };
+        let hash = row.hash.as_deref().unwrap_or_default();
+        let mined = chain.mined(&self.truth[index].effect).any(|known| format!("{:#x}", known.hash) == hash);
+        if !mined {
+            self.fail(format!("t{index} becomes {}, and the chain does not have its call", row.status));
         }
     }
 
@@ -65,12 +79,14 @@ impl World {
         let is_before =
             |truth: &&super::world::Truth| truth.gasless.is_some_and(|(by, taken, _)| (by, taken) == (signer, before));
         let in_order = self.truth.iter().filter(is_before).any(|truth| {
-            self.nodes.iter().enumerate().any(|(place, known)| {
-                known.records_of(&truth.effect).any(|record| {
-                    let executed = record.status == RecordStatus::Confirmed;
-                    executed || (place == node && record.nonce.is_some())
+            let mined = self.evm.as_ref().is_some_and(|chain| chain.mined(&truth.effect).next().is_some());
+            mined
+                || self.nodes.iter().enumerate().any(|(place, known)| {
+                    known.records_of(&truth.effect).any(|record| {
+                        let executed = record.status == RecordStatus::Confirmed;
+                        executed || (place == node && record.nonce.is_some())
+                    })
                 })
-            })
         });
         if !in_order {
             self.fail(format!("r{node}: nonce {nonce} of signer {signer} is submitted before nonce {before}"));
@@ -82,7 +98,7 @@ impl World {
         if self.excused.contains(effect) {
             return;
         }
-        let stored: usize = self.nodes.iter().map(|node| node.effects(effect).count()).sum();
+        let stored: usize = self.nodes.iter().map(|node| node.effects(effect, self.evm.as_ref()).count()).sum();
         let wanted = |index: &usize| {
             let refused = self.rows[*index].failed_by == Some(FailedBy::Intake);
             self.truth[*index].effect == *effect && !refused && !self.truth[*index].history
@@ -113,8 +129,15 @@ impl World {
     fn is_rightly_unknown(&mut self, index: usize) -> Result<(), String> {
         let row = self.rows[index].clone();
         let now = self.now;
+        if self.waits_for_job(index) {
+            self.counters.waits_for_job += 1;
+            return Ok(());
+        }
         if !row.outcome_unknown() {
             return Err(format!("t{index} is {} and nothing works on it", row.status));
+        }
+        if let (Some(chain), Some(_)) = (&self.evm, &row.binding) {
+            return self.is_never_on_chain(index, chain).map(|()| self.counters.never_on_chain += 1);
         }
         if let Some(binding) = &row.binding {
             let node = &self.nodes[relayer_index(&binding.relayer)];
@@ -125,11 +148,21 @@ impl World {
         }
         let Some(claim) = &row.claim else { return Err(format!("t{index} is of unknown outcome without a claim")) };
         let node = &self.nodes[relayer_index(&claim.relayer)];
-        let free_no_op = node
-            .relayer
-            .records()
-            .any(|record| record.is_no_op() && !self.bound_ever.iter().any(|(tx_id, _)| tx_id.0 == record.id));
-        if node.epoch > 0 || free_no_op || !self.is_within_retention(claim.at) {
+        if !self.is_within_retention(claim.at) {
+            return Ok(());
+        }
+        if self.evm.is_some() {
+            return Err(format!("t{index} stays of unknown outcome, and the chain is there"));
+        }
+        // A no-op that may stand for the submission; one that was made later, or says its name, does not.
+        let late = claim.open_until(&TIMINGS).0 + CLOCK_SKEW.as_millis() as i64 + 1000;
+        let free_no_op = node.relayer.records().any(|record| {
+            let named = record.status_reason.as_deref().is_some_and(|reason| reason.starts_with("Gap-filling"));
+            let skew = 2 * node.relayer.faults().clock_offset_ms.abs();
+            let bound = self.bound_ever.iter().any(|(tx_id, _)| tx_id.0 == record.id);
+            record.is_no_op() && !bound && !named && record.created_at_ms <= late + skew
+        });
+        if node.epoch > 0 || free_no_op {
             return Ok(());
         }
         let witness = self.last_bound(&claim.relayer, claim.at, 1).pop();
@@ -147,6 +180,70 @@ impl World {
             _ => {}
         }
         Err(format!("t{index} stays of unknown outcome, and its relayer remembers everything"))
+    }
+
+    /// Whether a row's relayer has stored it and lost its job: it is `pending` there for good.
+    pub fn waits_for_job(&self, index: usize) -> bool {
+        let Some(binding) = &self.rows[index].binding else { return false };
+        let record = self.nodes[relayer_index(&binding.relayer)].relayer.record(self.now, &binding.tx_id.0);
+        self.evm.is_some() && record.is_some_and(|record| record.status == RecordStatus::Pending)
+    }
+
+    /// Whether a bound row is not on the chain, and its relayer does not tell its end.
+    fn is_never_on_chain(&self, index: usize, chain: &EvmChain) -> Result<(), String> {
+        let Some(binding) = &self.rows[index].binding else { return Ok(()) };
+        let account = relayer_index(&binding.relayer);
+        // Equal rows are interchangeable.
+        let taken = |known: &&ChainTransaction| {
+            let hash = format!("{:#x}", known.hash);
+            self.rows.iter().any(|row| row.status.is_final() && row.hash.as_ref() == Some(&hash))
+        };
+        if !chain.mined_by(account, &self.truth[index].effect).all(|known| taken(&known)) {
+            return Err(format!("t{index} stays of unknown outcome, and the chain has its call"));
+        }
+        match self.nodes[relayer_index(&binding.relayer)].relayer.record(self.now, &binding.tx_id.0) {
+            Some(record) => Err(format!("t{index} stays of unknown outcome, and its relayer says {:?}", record.status)),
+            None => Ok(()),
+        }
+    }
+
+    /// What rows show, against what the chain has executed.
+    fn check_chain(&mut self) {
+        let Some(chain) = self.evm.take() else { return };
+        self.counters.executed += chain.transactions().filter(|known| known.block.is_some()).count() as u64;
+        let mut hashes: Vec<&str> = Vec::new();
+        let mut violations = Vec::new();
+        for (index, row) in self.rows.iter().enumerate().filter(|(index, _)| !self.truth[*index].history) {
+            if !matches!(row.status, Status::Confirmed | Status::Success) {
+                continue;
+            }
+            let effect = &self.truth[index].effect;
+            let hash = row.hash.as_deref().unwrap_or_default();
+            let executed = chain.mined(effect).any(|known| !known.reverts && format!("{:#x}", known.hash) == hash);
+            if !executed {
+                violations.push(format!("t{index} is {}, and the chain does not have its call", row.status));
+            }
+            if hashes.contains(&hash) {
+                violations.push(format!("t{index} is {} by another row's transaction", row.status));
+            }
+            hashes.push(hash);
+        }
+        for effect in self.truth.iter().filter(|truth| !truth.history).map(|truth| &truth.effect) {
+            let rows = (0..self.rows.len()).filter(|index| self.truth[*index].effect == *effect);
+            let may_own = |index: &usize| {
+                let row = &self.rows[*index];
+                row.status != Status::Failed || row.failed_by == Some(FailedBy::Operator)
+            };
+            let owners = rows.filter(may_own).count();
+            let executed = chain.mined(effect).filter(|known| !known.reverts).count();
+            if executed > owners {
+                violations.push(format!("a failed row was executed: {executed} calls on the chain, {owners} rows"));
+            }
+        }
+        self.evm = Some(chain);
+        for violation in violations {
+            self.fail(violation);
+        }
     }
 
     /// What must hold once everything has come to rest.
@@ -167,11 +264,15 @@ impl World {
                 self.check_final(index, &row);
             }
         }
+        self.check_chain();
         let effects: Vec<Effect> = self.truth.iter().map(|truth| truth.effect.clone()).collect();
         for effect in &effects {
             self.check_effects(effect);
+            if self.evm.is_some() {
+                continue;
+            }
             let bound = |id: &str| self.bound_ever.iter().any(|(tx_id, _)| tx_id.0 == id);
-            let stored = self.nodes.iter().flat_map(|node| node.effects(effect));
+            let stored = self.nodes.iter().flat_map(|node| node.effects(effect, self.evm.as_ref()));
             let orphans = stored.filter(|id| !bound(id)).count();
             let may_own = |index: &usize| {
                 let row = &self.rows[*index];
@@ -186,19 +287,23 @@ impl World {
     }
 
     fn check_final(&mut self, index: usize, row: &Transaction) {
+        let node = row.binding.as_ref().map(|binding| &self.nodes[relayer_index(&binding.relayer)]);
         let record =
-            row.binding.as_ref().and_then(|binding| self.nodes[relayer_index(&binding.relayer)].find(&binding.tx_id.0));
-        let executed = record.map(|record| record.status == RecordStatus::Confirmed && !record.is_no_op());
+            node.zip(row.binding.as_ref()).and_then(|(node, binding)| Some((node, node.find(&binding.tx_id.0)?)));
+        let executed = record.map(|(_, record)| record.status == RecordStatus::Confirmed && !record.is_no_op());
+        let sent = record.is_some_and(|(node, record)| node.failed_but_sent(record));
         match (row.status, row.failed_by) {
             (Status::Confirmed | Status::Success, _) => {
                 self.counters.confirmed += 1;
-                if executed != Some(true) {
+                if executed != Some(true) && self.evm.is_none() {
                     self.fail(format!("t{index} is {}, and its relayer did not do it", row.status));
                 }
             }
             (_, Some(FailedBy::Relayer)) => {
                 self.counters.failed += 1;
-                if executed != Some(false) {
+                let unverified = row.is_unverified();
+                self.counters.unverified += u64::from(unverified);
+                if self.evm.is_none() && (executed != Some(false) || sent && !unverified) {
                     self.fail(format!("t{index} failed, and its relayer did it"));
                 }
             }
@@ -222,7 +327,7 @@ impl World {
         }
         let effect = self.truth[index].effect.clone();
         let own = |id: &str| self.bound_ever.iter().any(|(tx_id, owner)| tx_id.0 == id && *owner == row.id);
-        let executed = self.nodes.iter().flat_map(|node| node.effects(&effect)).any(own);
+        let executed = self.nodes.iter().flat_map(|node| node.effects(&effect, self.evm.as_ref())).any(own);
         if executed && self.mutation != Mutation::NoForwardOnly {
             self.fail(format!("t{index} failed before a relayer took it, and a relayer has it"));
         }

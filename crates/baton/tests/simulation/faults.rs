@@ -8,6 +8,7 @@ use baton::relay::reconcile::dead_letters::RelayDeadLetters;
 use baton::relay::state::transaction::{FailedBy, Refused, Status, Transaction, TransactionId};
 use baton::relay::update::guarded_store::Updated;
 use pipeline::Outcome;
+use relayer_sim::Memory;
 
 use super::process::ApiProcess;
 use super::scheduler::{Job, Owner, Scheduler};
@@ -84,6 +85,25 @@ impl Scheduler {
             world.queue_away = !world.queue_away;
         } else if is(Fault::Chain) {
             world.chain_away = !world.chain_away;
+        } else if is(Fault::Node) {
+            if let Some(chain) = &mut world.evm {
+                chain.away[node] = !chain.away[node];
+            }
+        } else if is(Fault::Blocks) {
+            let full_until = now + world.rng.pick(&[10_000, 60_000, 100_000]);
+            let replaced = world.rng.one_in(2);
+            if replaced {
+                world.replace_blocks();
+            } else if let Some(chain) = &mut world.evm {
+                chain.full_until = full_until;
+            }
+        } else if is(Fault::GapFiller) {
+            world.fill_gap(node);
+        } else if is(Fault::LoseLast) {
+            let last = Duration::from_millis(world.rng.pick(&[1000, 3000, 10_000]));
+            world.crash_relayer(node, Memory::ForgetLast(last));
+        } else if is(Fault::Stuck) {
+            world.crash_relayer(node, Memory::LoseJobs(Duration::from_secs(3)));
         } else if is(Fault::Outage) {
             let span = if world.rng.one_in(3) { 4_000_000 } else { 700_000 };
             for index in 0..world.processes.len() {
@@ -189,6 +209,14 @@ impl Scheduler {
 }
 
 impl World {
+    /// A relayer fills a gap of nonces, or without one makes a no-op all the same; it may lose its name later.
+    pub fn fill_gap(&mut self, node: usize) {
+        let (now, loses_name) = (self.now, self.rng.one_in(2));
+        let id = self.nodes[node].relayer.add_gap_filler(now, loses_name);
+        self.counters.gap_fillers += 1;
+        note!(self, "r{node}: fills a gap with {id}");
+    }
+
     /// What an operator who has looked would do: send it again only if no relayer has it or may yet have it, and no equal
     /// transaction looks for a record.
     fn operator_decides(&mut self, index: usize) -> (bool, u64, TransactionId) {
@@ -199,7 +227,9 @@ impl World {
             owner(&record.id).is_none_or(|owner| owner == row.id)
                 && !(record.never_signed() && owner(&record.id).is_some())
         });
-        let coming = !self.packets.is_empty() || self.nodes.iter().any(|node| node.relayer.next_due_ms().is_some());
+        let waiting = self.evm.as_ref().is_some_and(|chain| chain.transactions().any(|known| known.effect == *effect));
+        let coming = waiting || !self.packets.is_empty();
+        let coming = coming || self.nodes.iter().any(|node| node.relayer.next_due_ms().is_some());
         let alone = (0..self.rows.len())
             .all(|other| other == index || self.truth[other].effect != *effect || self.rows[other].claim.is_none());
         let decided = (!stored && !coming && alone, row.version, row.id);

@@ -4,15 +4,19 @@
 //!
 //! `SIM_RUNS=1000000 SIM_SEED=1 cargo test --release --test simulation` runs more worlds. A failure prints its seed and
 //! what happened in the smallest world that fails in the same way; `SIM_MUTATION=NoFence` with `--nocapture` shows how
-//! that mutation is found. Mutations of pure code need `--features mutations`.
+//! that mutation is found. Mutations of pure code need `--features mutations`. `SIM_SURVEY=1` prints every failing world
+//! instead of the first one; `SIM_WITHOUT=Lists,Proxy` leaves these faults out; `SIM_WIDE=1` lifts [`setup::Narrowed`].
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
+mod beginning;
+mod chain;
 mod checks;
 mod faults;
 mod network;
 mod process;
 mod queue;
+mod relayers;
 mod scheduler;
 mod setup;
 mod store;
@@ -55,7 +59,7 @@ fn explore(seeds: std::ops::Range<u64>, of: impl Fn(u64) -> Setup + Sync) -> (Op
                     }
                     let ended = scheduler::run(&of(seed));
                     counters.add(&ended.counters);
-                    if let Some(violation) = ended.violation {
+                    if let Some(violation) = ended.violation.filter(|violation| !is_survey(seed, violation)) {
                         let mut failed = failed.lock().unwrap();
                         if failed.as_ref().is_none_or(|(first, _)| seed < *first) {
                             *failed = Some((seed, violation));
@@ -67,6 +71,15 @@ fn explore(seeds: std::ops::Range<u64>, of: impl Fn(u64) -> Setup + Sync) -> (Op
         }
     });
     (failed.into_inner().unwrap(), total.into_inner().unwrap())
+}
+
+/// Prints a violation, if all of them are wanted.
+fn is_survey(seed: u64, violation: &str) -> bool {
+    let survey = std::env::var_os("SIM_SURVEY").is_some();
+    if survey {
+        println!("seed {seed}: {violation}");
+    }
+    survey
 }
 
 /// The kind of a violation, without names and numbers.
@@ -120,7 +133,7 @@ fn nothing_is_lost_and_nothing_happens_twice() {
     let of = |seed| Setup { mutation: Mutation::None, ..Setup::new(seed, like.unwrap_or(Mutation::None)) };
     let (failed, counters) = explore(first..first + runs, of);
     let took = started.elapsed();
-    println!("{:.0} worlds per second, {counters:#?}", counters.worlds as f64 / took.as_secs_f64());
+    println!("{:.0} worlds per minute, {counters:#?}", 60.0 * counters.worlds as f64 / took.as_secs_f64());
     if let Some((seed, violation)) = failed {
         panic!("{}", describe(seed, &violation, of));
     }

@@ -1,4 +1,4 @@
-//! The simulated network, with the relayers and the chain at its other end.
+//! The simulated network, with the relayers at its other end.
 //!
 //! A request is a packet once it is written: it arrives later, or never, whatever becomes of its sender. The relayers are
 //! the crate `relayer-sim`, driven in process; what they do wrong is chosen here, request by request.
@@ -13,35 +13,16 @@ use async_trait::async_trait;
 use baton::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
 use bytes::Bytes;
 use futures::future::{Either, select};
-use relayer_sim::{
-    Event, Faults, ListFault, Memory, Outcome, PostFault, Record, RelayerOptions, Reply, SimRelayer, SimRequest,
-    SimResponse, Status, Ticket, Timing,
-};
+use relayer_sim::{Event, Faults, Memory, PostFault, Record, Reply, SimRequest, SimResponse, Status};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use super::chain::EvmChain;
 use super::setup::{Fault, Mutation};
-use super::world::{
-    BASE, Effect, HISTORY, REQUEST_LIFETIME, RETENTION, Rng, SIGNERS, Sim, World, direct_request, note, signer,
-};
+use super::world::{BASE, BYTES_LATE, Effect, RELAYER_WORKS, Sim, World, note};
 
 pub type Answer = Result<Response, TransportError>;
-
-/// A relayer.
-pub struct Node {
-    pub relayer: SimRelayer,
-    pub down: bool,
-    /// How often it has lost its memory, and when it last did.
-    pub epoch: u32,
-    pub forgot_at: i64,
-    pub stalled_until: i64,
-    /// A record from before the world began.
-    pub history: Option<String>,
-    /// The effect of each entry of the relayer's audit.
-    effects: Vec<Effect>,
-    tickets: Vec<(Ticket, usize)>,
-}
 
 /// A written request on its way.
 pub struct Packet {
@@ -68,114 +49,12 @@ pub fn url(node: usize) -> String {
     format!("http://relayer{node}")
 }
 
-impl Node {
-    pub fn new(index: usize, rng: &mut Rng, skewed: bool, faults: u32, history: bool, now: i64) -> Self {
-        let has = |fault: Fault| faults & (1 << fault as u32) != 0;
-        let dated = rng.one_in(2);
-        // Without a date only the configured skew is allowed for.
-        let clock_offset_ms = match (skewed, dated) {
-            (false, _) => 0,
-            (true, false) => rng.pick(&[-29_000, -10_000, 500, 29_000]),
-            (true, true) => rng.pick(&[-120_000, -29_000, 31_000, 120_000]),
-        };
-        let step = |rng: &mut Rng| Duration::from_millis(rng.pick(&[3, 20, 1000, 5000]));
-        let sent = step(rng);
-        let submitted = sent + step(rng);
-        let confirmed = submitted + step(rng);
-        let timing = Timing { sent, submitted, mined: None, confirmed, given_up: confirmed, jitter_percent: 1000 };
-        let options = RelayerOptions {
-            timing,
-            retention: Some(RETENTION),
-            date_header: dated,
-            seed: rng.next(),
-            api_key: "key".to_owned(),
-            ..RelayerOptions::new(format!("r{index}"))
-        }
-        .webhook("http://baton", "key");
-        let mut relayer = SimRelayer::new(options, rng.next());
-        let next_outcomes: VecDeque<Outcome> = (0..24)
-            .map(|_| match rng.below(16) {
-                0..=5 if has(Fault::Unsigned) => {
-                    Outcome::NeverSigned("Transaction in Pending state for over 2 minutes".to_owned())
-                }
-                6 if has(Fault::Item) => Outcome::NeverSigned("exceeds block gas limit".to_owned()),
-                7 if has(Fault::Item) => Outcome::Reverted,
-                8 if has(Fault::Item) => Outcome::Canceled,
-                9..=10 if has(Fault::NoOp) => Outcome::NoOp,
-                _ => Outcome::Confirmed,
-            })
-            .collect();
-        let late_by = Duration::from_millis(if has(Fault::Late) { rng.pick(&[0, 900, 4000]) } else { 0 });
-        let listing = ListFault { late_by, ..ListFault::default() };
-        relayer.set_faults(now, Faults { clock_offset_ms, next_outcomes, listing, ..Faults::default() });
-        let history = history.then(|| {
-            let call = direct_request(HISTORY).call;
-            let (to, value) = (format!("{:#x}", call.to), format!("{:#x}", call.value));
-            relayer.add_old_record(now - 1_000_000, now - 999_000, &to, &value, &call.data)
-        });
-        Self {
-            relayer,
-            down: false,
-            epoch: 0,
-            forgot_at: 0,
-            stalled_until: 0,
-            history,
-            effects: Vec::new(),
-            tickets: Vec::new(),
-        }
-    }
-
-    /// A record, whether or not the relayer still knows it.
-    pub fn find(&self, id: &str) -> Option<&Record> {
-        self.relayer.records().chain(self.relayer.forgotten()).find(|record| record.id == id)
-    }
-
-    /// The records of this effect that have taken place or may still do so.
-    pub fn effects<'a>(&'a self, effect: &'a Effect) -> impl Iterator<Item = &'a str> {
-        let audit = self.relayer.audit().iter().zip(&self.effects);
-        audit
-            .filter(move |(audit, of)| *of == effect && self.takes_place(&audit.id, audit.broadcasts))
-            .map(|(audit, _)| audit.id.as_str())
-    }
-
-    fn takes_place(&self, id: &str, broadcasts: u32) -> bool {
-        let Some(record) = self.find(id) else { return broadcasts > 0 };
-        let replaced = record.is_no_op() && record.status.is_final();
-        let lost = broadcasts == 0 && self.relayer.forgotten().iter().any(|record| record.id == id);
-        !record.never_signed() && !replaced && !lost
-    }
-
-    pub fn records_of<'a>(&'a self, effect: &'a Effect) -> impl Iterator<Item = &'a Record> {
-        let audit = self.relayer.audit().iter().zip(&self.effects);
-        audit.filter(move |(_, of)| *of == effect).filter_map(|(audit, _)| self.find(&audit.id))
-    }
-
-    fn set_fault(&mut self, now: i64, fault: PostFault) {
-        let mut faults = self.relayer.faults().clone();
-        faults.next_posts.clear();
-        faults.next_posts.push_back(Some(fault));
-        self.relayer.set_faults(now, faults);
-    }
-
-    pub fn set_paused(&mut self, now: i64, paused: bool) {
-        let faults = Faults { paused, ..self.relayer.faults().clone() };
-        self.relayer.set_faults(now, faults);
-    }
-
-    /// No more faults, except that clocks stay as they are.
-    pub fn calm_down(&mut self, now: i64) {
-        let clock_offset_ms = self.relayer.faults().clock_offset_ms;
-        self.relayer.set_faults(now, Faults { clock_offset_ms, ..Faults::default() });
-        self.down = false;
-    }
-}
-
 /// One process's way to the relayers.
 pub struct SimTransport {
     pub sim: Sim,
 }
 
-fn failure(kind: TransportFailure) -> TransportError {
+pub fn failure(kind: TransportFailure) -> TransportError {
     TransportError { kind, cause: "simulated".to_owned(), status: None }
 }
 
@@ -237,17 +116,14 @@ impl World {
         let (path, query) = rest[1..].split_once('?').unwrap_or((&rest[1..], ""));
         let post = request.method == Method::POST;
         let body = request.body.clone().unwrap_or_default();
-        let mut transit = self.latency().min(REQUEST_LIFETIME / 2);
-        let mut until = now + REQUEST_LIFETIME;
+        let mut transit = self.latency().min(BYTES_LATE);
         if post {
             let effect = Effect::of_body(&body);
             self.check_written(node, &effect, fence);
             if self.mutation == Mutation::LateBytes && self.rng.one_in(3) {
-                transit = REQUEST_LIFETIME + 1000 + self.rng.below(120_000) as i64;
-                until = now + transit + 1;
+                transit = BYTES_LATE + RELAYER_WORKS + 1000 + self.rng.below(120_000) as i64;
             } else if self.has(Fault::Retransmit) && self.rng.one_in(4) {
-                let span = REQUEST_LIFETIME as u64 - 10;
-                transit = if self.rng.one_in(2) { span as i64 } else { self.rng.below(span) as i64 };
+                transit = if self.rng.one_in(2) { BYTES_LATE } else { self.rng.below(BYTES_LATE as u64) as i64 };
                 self.counters.late_bytes += 1;
             }
             note!(self, "network: POST to r{node} is written, arrives in {transit} ms");
@@ -256,6 +132,7 @@ impl World {
         self.slots.push(Slot { node, answer: None, closed: false, waker: None });
         let (path, query) = (path.to_owned(), query.to_owned());
         let arrives = now + transit;
+        let until = arrives + if self.mutation == Mutation::LateBytes { 1 } else { RELAYER_WORKS };
         self.packets.push(Packet { arrives, node, slot, method: request.method.clone(), path, query, body, until });
         // The connection may break while the bytes are on their way, and they may arrive all the same.
         if post && self.has(Fault::BadAnswer) && self.rng.one_in(12) {
@@ -276,12 +153,14 @@ impl World {
         let answers = self.answers.iter().map(|(at, _, _)| *at);
         let webhooks = self.webhooks.iter().map(|(at, _)| *at);
         let relayers = self.nodes.iter().filter_map(|node| node.relayer.next_due_ms());
-        packets.chain(answers).chain(webhooks).chain(relayers).min()
+        let blocks = self.evm.as_ref().and_then(EvmChain::next_due);
+        packets.chain(answers).chain(webhooks).chain(relayers).chain(blocks).min()
     }
 
     /// Everything outside our processes that happens up to now; returns the webhooks that arrive.
     pub fn move_outside(&mut self) -> Vec<Arc<str>> {
         let now = self.now;
+        self.advance_chain();
         for node in 0..self.nodes.len() {
             self.advance(node);
         }
@@ -297,6 +176,7 @@ impl World {
         while let Some(position) = self.webhooks.iter().position(|(at, _)| *at <= now) {
             arrived.push(self.webhooks.swap_remove(position).1);
         }
+        self.advance_chain();
         arrived
     }
 
@@ -350,6 +230,15 @@ impl World {
             let at = self.now + delay as i64;
             self.webhooks.push((at, Arc::clone(body)));
         }
+        // Another relayer's webhook, or one from before a change: signed, and not what this relayer would say.
+        if self.evm.is_some() && self.has(Fault::Webhook) && self.rng.one_in(4) {
+            let mut said: Value = serde_json::from_str(body).unwrap();
+            let record = &mut said["payload"];
+            (record["status"], record["nonce"], record["hash"]) = (json!("failed"), Value::Null, Value::Null);
+            record["status_reason"] = json!("Transaction in Pending state for over 2 minutes");
+            let at = self.now + self.rng.below(4) as i64;
+            self.webhooks.push((at, said.to_string().into()));
+        }
     }
 
     fn arrive(&mut self, packet: Packet) {
@@ -360,7 +249,7 @@ impl World {
         let stalled_until = self.nodes[node].stalled_until;
         if stalled_until > now {
             // The time that it may take begins when it is read.
-            self.packets.push(Packet { arrives: stalled_until, until: stalled_until + REQUEST_LIFETIME, ..packet });
+            self.packets.push(Packet { arrives: stalled_until, until: stalled_until + RELAYER_WORKS, ..packet });
             return;
         }
         let post = packet.method == Method::POST;
@@ -397,6 +286,7 @@ impl World {
             // A question without an answer.
             return;
         }
+        let reply = self.distort_reply(node, &packet, reply);
         let reply = self.mutate_reply(&packet, reply);
         self.reply(node, packet.slot, reply, post);
         self.advance(node);
@@ -410,7 +300,12 @@ impl World {
         let late = Duration::from_millis(late as u64);
         let likely: &[PostFault] = match self.shape {
             Mutation::TakesUnproven => &[PostFault::ErrorAfterStoring, PostFault::CutAfterStoring],
-            Mutation::TakesOldest => &[PostFault::HangAfterStoring, PostFault::CutAfterStoring],
+            Mutation::TakesOldest | Mutation::NoUnprovenWait => {
+                &[PostFault::HangAfterStoring, PostFault::CutAfterStoring]
+            }
+            Mutation::IgnoresTaken => &[PostFault::ErrorBeforeStoring],
+            Mutation::ResendsWhileOpen => &[PostFault::ErrorAfterStoring],
+            Mutation::FillerByName => &[PostFault::ErrorBeforeStoring, PostFault::CutBeforeStoring],
             Mutation::NoSecondLook | Mutation::HastySecondLook => {
                 &[PostFault::HangThenStore(late), PostFault::CutThenStore(late), PostFault::TimeoutThenStore(late)]
             }
@@ -450,10 +345,64 @@ impl World {
     fn mutate_reply(&self, packet: &Packet, mut reply: Reply) -> Reply {
         let Reply::Answer { response, .. } = &mut reply else { return reply };
         match self.mutation {
+            Mutation::UnlistedIsRefusal if packet.method == Method::POST && response.status == 409 => {
+                response.status = 400;
+            }
+            Mutation::FillerByName if is_list(packet) => {
+                // Told apart by their time no more.
+                change_list(response, |records, _| {
+                    for record in records.iter_mut().filter(|record| record["to"] == record["from"]) {
+                        record["created_at"] = Value::Null;
+                    }
+                });
+            }
             Mutation::ErrorIsRefusal if packet.method == Method::POST && response.status == 500 => {
                 response.status = 400;
             }
             _ => {}
+        }
+        reply
+    }
+
+    /// What proxies and storages make of an honest answer.
+    fn distort_reply(&mut self, node: usize, packet: &Packet, mut reply: Reply) -> Reply {
+        let Reply::Answer { response, .. } = &mut reply else { return reply };
+        let post = packet.method == Method::POST;
+        if post && response.status == 200 && self.has(Fault::Proxy) && self.rng.one_in(3) {
+            let sent = Effect::of_body(&packet.body);
+            let exchanged = self.rng.one_in(2);
+            let others = self.nodes[1 - node].relayer.records().chain(self.nodes[node].relayer.records());
+            let is_other = |to: &str| exchanged && !to.eq_ignore_ascii_case(&sent.to);
+            let others = others.filter(|record| record.to.as_deref().is_some_and(is_other));
+            // One that no row has yet does the most harm.
+            let bound = |record: &&Record| self.owners.iter().any(|(tx_id, _)| tx_id.0 == record.id);
+            let other = others.min_by_key(bound).map(|other| (other.id.clone(), other.to_json()));
+            match other {
+                Some((id, other)) => {
+                    note!(self, "r{node}: its answer is exchanged for one about {id}");
+                    response.body = json!({ "success": true, "data": other }).to_string().into_bytes();
+                }
+                None => {
+                    self.item_failures.push(sent);
+                    response.status = 409;
+                }
+            }
+        }
+        if is_list(packet) && self.evm.is_some() && self.has(Fault::Lists) && !self.rng.one_in(4) {
+            let lie = self.rng.below(4);
+            note!(self, "r{node}: lies in its list in way {lie}");
+            change_list(response, |records, total| match lie {
+                0 => {
+                    records.clear();
+                    *total = json!(0);
+                }
+                1 => records.reverse(),
+                2 => records.truncate(records.len() / 2),
+                _ => {
+                    records.drain(..records.len().div_ceil(2));
+                    *total = json!(records.len());
+                }
+            });
         }
         reply
     }
@@ -478,14 +427,19 @@ impl World {
 
     /// A relayer crashes; it keeps its records in memory only.
     pub fn forget(&mut self, node: usize) {
-        note!(self, "r{node}: crashes and loses its memory");
+        self.nodes[node].epoch += 1;
+        self.nodes[node].forgot_at = self.now;
+        self.crash_relayer(node, Memory::Forget);
+    }
+
+    /// A relayer crashes and restarts with what it still knows.
+    pub fn crash_relayer(&mut self, node: usize, memory: Memory) {
+        note!(self, "r{node}: crashes, {memory:?}");
         let now = self.now;
         let crashed = &mut self.nodes[node];
-        crashed.epoch += 1;
-        crashed.forgot_at = now;
         crashed.stalled_until = 0;
         crashed.tickets.clear();
-        crashed.relayer.restart(now, Memory::Forget);
+        crashed.relayer.restart(now, memory);
         self.packets.retain(|packet| packet.node != node);
         for slot in 0..self.slots.len() {
             if self.slots[slot].node == node {
@@ -504,12 +458,12 @@ impl World {
 
     /// Checks what a relayer has stored since the last time.
     fn check_stored(&mut self, node: usize) {
-        let known = self.nodes[node].effects.len();
+        let known = self.nodes[node].effects_stored.len();
         for entry in known..self.nodes[node].relayer.audit().len() {
             let audit = &self.nodes[node].relayer.audit()[entry];
             let (effect, id) = (Effect::of_body(&audit.body), audit.id.clone());
             note!(self, "r{node}: stores {id} ({} {})", effect.to, effect.value);
-            self.nodes[node].effects.push(effect.clone());
+            self.nodes[node].effects_stored.push(effect.clone());
             self.check_effects(&effect);
         }
     }
@@ -522,12 +476,30 @@ impl World {
                 .iter()
                 .filter(|truth| truth.gasless.is_some_and(|(by, taken, _)| (by, taken) == (signer, nonce)));
             effects.into_iter().any(|truth| {
+                if let Some(chain) = &self.evm {
+                    return chain.mined(&truth.effect).any(|mined| !mined.reverts);
+                }
                 let mut records = self.nodes.iter().flat_map(|node| node.records_of(&truth.effect));
                 records.any(|record| record.status == Status::Confirmed && !record.is_no_op())
             })
         };
         (0..).take_while(|nonce| executed(*nonce)).count() as u64
     }
+}
+
+fn is_list(packet: &Packet) -> bool {
+    packet.method == Method::GET && packet.path.ends_with("/transactions")
+}
+
+/// Changes the records of a list, and their number.
+fn change_list(response: &mut SimResponse, change: impl FnOnce(&mut Vec<Value>, &mut Value)) {
+    let Ok(mut list) = serde_json::from_slice::<Value>(&response.body) else { return };
+    let (mut records, mut total) = (list["data"].take(), list["pagination"]["total_items"].take());
+    if let Some(records) = records.as_array_mut() {
+        change(records, &mut total);
+    }
+    (list["data"], list["pagination"]["total_items"]) = (records, total);
+    response.body = list.to_string().into_bytes();
 }
 
 /// A relayer shows its own estimate for a request without a gas limit.
@@ -545,39 +517,4 @@ fn whole(response: SimResponse) -> Response {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
     }
     Response { status: StatusCode::from_u16(response.status).unwrap(), headers, body: response.body.into() }
-}
-
-/// The way to the chain's node.
-pub struct SimChain {
-    pub sim: Sim,
-}
-
-#[async_trait]
-impl Transport for SimChain {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
-        self.sim.turn().await;
-        let mut world = self.sim.w();
-        if world.chain_away && !world.calm {
-            return Err(failure(TransportFailure::NoConnection));
-        }
-        let body: Value = serde_json::from_slice(&request.body.unwrap_or_default()).unwrap();
-        let call = &body["params"][0];
-        let data = call["data"].as_str().unwrap_or_default();
-        let asked = (0..SIGNERS).find(|index| {
-            let address = format!("{:x}", signer(*index).address);
-            call.get("from").is_none() && data.ends_with(&address)
-        });
-        let result = match asked {
-            Some(signer) => json!({ "result": format!("0x{:064x}", world.executed(signer)) }),
-            None if world.has(Fault::Item) && world.rng.one_in(6) => {
-                let effect = world.truth.iter().map(|truth| truth.effect.clone()).find(|effect| {
-                    call["to"].as_str().is_some_and(|to| to.eq_ignore_ascii_case(&effect.to)) && effect.data == data
-                });
-                world.item_failures.extend(effect);
-                json!({ "error": { "code": 3, "message": "execution reverted", "data": "0x" } })
-            }
-            None => json!({ "result": "0x" }),
-        };
-        Ok(Response { status: StatusCode::OK, headers: HeaderMap::new(), body: result.to_string().into() })
-    }
 }

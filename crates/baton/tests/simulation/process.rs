@@ -9,7 +9,9 @@ use baton::config::{ChainConfig, RoutingSettings, Secret};
 use baton::randomness::Randomness;
 use baton::relay::accept::intake::{AcceptMode, TransactionIntake};
 use baton::relay::chain::Chain;
+use baton::relay::chain::account::AccountReader;
 use baton::relay::observe::status::StatusLookup;
+use baton::relay::reconcile::chain_check::ChainCheck;
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
 use baton::relay::relayer::client::RelayerClient;
 use baton::relay::relayer::pool::{Pool, PoolSettings};
@@ -21,8 +23,10 @@ use baton::relay::update::cache::Cache;
 use baton::relay::update::guarded_store::GuardedStore;
 use pipeline::{CancellationToken, RetryPolicy};
 
-use super::network::{SimChain, SimTransport, url};
+use super::chain::{CHAIN_ID, FINALITY, RPC_URL, SimChain};
+use super::network::{SimTransport, url};
 use super::queue::SimQueue;
+use super::setup::Mutation;
 use super::store::SimStore;
 use super::world::{CLOCK_SKEW, CONSUMER_DEAD_AFTER, RETENTION, Sim};
 
@@ -48,9 +52,9 @@ pub struct ApiProcess {
 }
 
 fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool>) {
-    let (mode, timings, nodes) = {
+    let (mode, timings, nodes, chain_decides) = {
         let world = sim.w();
-        (world.mode, world.mutation.timings(), world.nodes.len())
+        (world.mode, world.mutation.timings(), world.nodes.len(), world.evm.is_some())
     };
     let clock = Clock::new(sim.clone());
     let guarded = Arc::new(GuardedStore {
@@ -61,7 +65,7 @@ fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool
         timings,
         clock: clock.clone(),
         random: Randomness::new(sim.clone()),
-        chain_decides: false,
+        chain_decides,
     });
     let transport = Arc::new(SimTransport { sim: sim.clone() });
     let client = |node| RelayerClient::over(Arc::<SimTransport>::clone(&transport), &url(node).parse().unwrap());
@@ -80,7 +84,7 @@ fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool
         health_interval: HEALTH_INTERVAL,
         health_timeout: HEALTH_TIMEOUT,
         chain_id: None,
-        has_chain: false,
+        has_chain: chain_decides,
     };
     let pool = Pool::new((0..nodes).map(client).collect(), settings, Arc::clone(&guarded.store), clock);
     (guarded, pool)
@@ -89,18 +93,26 @@ fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool
 impl ConsumerProcess {
     pub fn start(sim: &Sim, me: &ConsumerId) -> Self {
         let (guarded, pool) = open(sim, Some(me.clone()));
-        let preflight = sim.w().preflight;
+        let (preflight, decides, mutation) = {
+            let world = sim.w();
+            (world.preflight, world.evm.is_some(), world.mutation)
+        };
+        let finality_blocks = if mutation == Mutation::NoFinality { 0 } else { FINALITY };
         let chain = ChainConfig {
-            rpc_url: Secret::new("http://chain"),
+            rpc_url: Secret::new(RPC_URL),
             rpc_timeout: Duration::from_secs(5),
-            chain_id: None,
+            chain_id: decides.then_some(CHAIN_ID),
             preflight,
             forwarder: None,
-            decides: false,
-            finality_blocks: 12,
+            decides,
+            finality_blocks,
             calls_per_second: None,
         };
         let chain = Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain).unwrap());
+        let check = decides.then(|| {
+            let reader = AccountReader::new(Arc::clone(&chain), guarded.clock.clone(), finality_blocks);
+            Arc::new(ChainCheck::new(reader, Arc::clone(&guarded), Arc::clone(&pool), QUESTION_TIMEOUT))
+        });
         let settings = ReconcilerSettings {
             interval: Duration::from_secs(1),
             dead_letters_every: Duration::from_secs(5),
@@ -109,7 +121,7 @@ impl ConsumerProcess {
             relayer_retention: RETENTION,
             question_timeout: QUESTION_TIMEOUT,
         };
-        let reconciler = Reconciler::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings, None);
+        let reconciler = Reconciler::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings, check);
         let attempts = RetryPolicy {
             attempts_max: 3,
             first_delay: Duration::from_secs(2),

@@ -5,32 +5,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
-use baton::config::RelayMode;
 use baton::relay::accept::intake::Request;
 use baton::relay::observe::webhook::receive_report;
 use baton::relay::reconcile::sweeps::Sweep;
 use baton::relay::relayer::wire::{self, Webhook};
-use baton::relay::state::transaction::{
-    Binding, ConsumerId, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
-};
+use baton::relay::state::transaction::{ConsumerId, Status, Transaction};
 use baton::relay::store::Due;
+use baton::relay::update::guarded_store::Origin;
 use baton::timestamp::Timestamp;
 use futures::future::BoxFuture;
 use pipeline::Handler;
-use uuid::Uuid;
 
-use super::network::{Node, url};
+use super::beginning::{Post, build, plan};
 use super::process::{ApiProcess, ConsumerProcess};
 use super::queue::Delivery;
-use super::setup::{Fault, Mutation, Setup};
+use super::setup::{Mutation, Setup};
 use super::store::is_due;
-use super::world::{
-    CONTENTS, Counters, Effect, HISTORY, Process, SIGNERS, Sim, TIMINGS, Truth, World, direct_request, forward, note,
-    signer,
-};
+use super::world::{Counters, Sim, World, direct_request, forward, note, signer};
 
 /// Steps after which a world that has not come to rest never will.
-const CALM_STEPS_MAX: u64 = 12_000;
+const CALM_STEPS_MAX: u64 = 100_000;
 /// Messages that one process handles at once.
 const CONCURRENCY: u32 = 3;
 /// In the calm, unknown outcomes that have not changed for this long will not.
@@ -86,14 +80,6 @@ pub struct Task {
     work: BoxFuture<'static, ()>,
 }
 
-/// What a client posts.
-#[derive(Debug, Clone, Copy)]
-enum Post {
-    Direct(usize),
-    /// Signer, and seconds until the deadline.
-    Gasless(usize, i64),
-}
-
 pub struct Scheduler {
     pub sim: Sim,
     pub api: ApiProcess,
@@ -118,10 +104,11 @@ pub fn run(setup: &Setup) -> Ended {
     #[cfg(feature = "mutations")]
     baton::mutations::set(setup.mutation.of_pure_code());
     let mut world = World::new(setup);
-    let (posts, faulty_steps) = plan(&mut world, setup);
-    build(&mut world, setup.shape);
+    let (mut posts, faulty_steps) = plan(&mut world, setup);
+    build(&mut world, setup.shape, &mut posts);
     let consumers = world.processes.len();
-    note!(world, "faults {:#x}, {:?}, {consumers} consumers, pre-flight {}", world.faults, world.mode, world.preflight);
+    let (faults, mode, preflight, chain) = (world.faults, world.mode, world.preflight, world.evm.is_some());
+    note!(world, "faults {faults:#x}, {mode:?}, {consumers} consumers, pre-flight {preflight}, chain {chain}");
     let sim = Sim(Arc::new(Mutex::new(world)));
     let ids: Vec<ConsumerId> = sim.w().processes.iter().map(|process| process.id.clone()).collect();
     let consumers = ids.iter().map(|id| ConsumerProcess::start(&sim, id)).collect();
@@ -150,6 +137,7 @@ pub fn run(setup: &Setup) -> Ended {
         world.check_end();
     }
     world.counters.worlds = 1;
+    world.counters.chain_worlds = u64::from(world.evm.is_some());
     world.counters.steps = scheduler.steps;
     world.counters.rows = world.rows.len() as u64;
     Ended {
@@ -157,110 +145,6 @@ pub fn run(setup: &Setup) -> Ended {
         steps: scheduler.steps,
         counters: world.counters,
         trace: world.trace.take().unwrap_or_default(),
-    }
-}
-
-/// What clients post, and for how many steps there are faults.
-fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
-    // Most worlds are small: nearly every mistake needs few transactions, and small worlds are quick.
-    let small = !world.rng.one_in(3);
-    let transactions = if small { 1 + world.rng.below(3) } else { 3 + world.rng.below(4) };
-    let transactions = transactions.min(setup.transactions_max);
-    // Few contents among many transactions, so that equal ones meet.
-    let (first, contents) = match setup.shape {
-        Mutation::TakesWhileOpen | Mutation::TakesUnproven => (world.rng.below(CONTENTS as u64), 1),
-        Mutation::TakesOldest => (CONTENTS as u64 - 2, 2),
-        _ => (world.rng.below(CONTENTS as u64), 1 + world.rng.below(CONTENTS as u64)),
-    };
-    let gasless = match setup.shape {
-        Mutation::NoNonceOrder | Mutation::NoDeadline => true,
-        Mutation::None => world.rng.one_in(3),
-        _ => false,
-    };
-    let post = |world: &mut World| {
-        if gasless && !world.rng.one_in(3) {
-            let seconds = world.rng.pick(&[20, 60, 120]);
-            return Post::Gasless(world.rng.below(SIGNERS as u64) as usize, seconds);
-        }
-        Post::Direct(((first + world.rng.below(contents)) % CONTENTS as u64) as usize)
-    };
-    let late: &[i64] = match setup.shape {
-        Mutation::TakesWhileOpen | Mutation::TakesOldest => &[0],
-        _ => &[0, 0, 0, 1000, 40_000],
-    };
-    let mut posts: Vec<(i64, Post)> =
-        (0..transactions).map(|_| (world.now + world.rng.pick(late), post(world))).collect();
-    if setup.shape == Mutation::TakesUnproven {
-        // One transaction, a relayer that forgets it, and an equal one later.
-        posts = vec![(world.now, Post::Direct(0)), (world.now + 40_000, Post::Direct(0))];
-        world.forget_at = Some(world.now + world.rng.pick(&[5_000, 20_000, 39_000]));
-    }
-    let faulty_steps = match setup.shape {
-        // These need a minute of faults.
-        Mutation::NoSecondLook | Mutation::HastySecondLook | Mutation::TakesUnproven => 300 + world.rng.below(300),
-        _ if small => 40 + world.rng.below(200),
-        _ => 120 + world.rng.below(400),
-    };
-    (posts, faulty_steps.min(setup.faulty_steps_max))
-}
-
-/// Relayers, with a transaction from long ago at most of them, and processes.
-fn build(world: &mut World, shape: Mutation) {
-    let skewed = world.has(Fault::Skew);
-    for index in 0..2 {
-        // With a witness, a relayer that has lost its memory is found out.
-        let history = !world.rng.one_in(3) && shape != Mutation::TakesUnproven;
-        let (faults, now) = (world.faults, world.now);
-        let node = Node::new(index, &mut world.rng, skewed, faults, history, now);
-        if let Some(tx_id) = &node.history {
-            let request = direct_request(HISTORY);
-            let made = Timestamp(now - 1_000_000);
-            let id = TransactionId(Uuid::from_u128((made.0 as u128) << 80 | index as u128));
-            let mut row = Transaction::accepted(id, &request, String::new(), made, &TIMINGS);
-            row.status = if world.mode == RelayMode::Confirm { Status::Success } else { Status::Confirmed };
-            row.check_at = None;
-            let (relayer, tx_id) = (RelayerUrl(url(index)), RelayerTxId(tx_id.clone()));
-            world.owners.push((tx_id.clone(), id));
-            world.bound_ever.push((tx_id.clone(), id));
-            row.binding = Some(Binding {
-                relayer,
-                tx_id,
-                at: made,
-                progress: Progress::Submitted,
-                nonce: Some(0),
-                forgotten_since: None,
-            });
-            world.rows.push(row);
-            world.truth.push(Truth {
-                effect: Effect::of(&request.call),
-                promised: None,
-                seen: (0, 0),
-                panics: 0,
-                gasless: None,
-                excusable: false,
-                history: true,
-            });
-        }
-        world.nodes.push(node);
-    }
-    // Equal transactions meet at one relayer.
-    let one = matches!(shape, Mutation::TakesWhileOpen | Mutation::TakesUnproven | Mutation::TakesOldest);
-    world.nodes[1].down = one;
-    for _ in 0..2 + world.rng.below(2) {
-        let run = world.new_id();
-        world.processes.push(Process {
-            id: ConsumerId(format!("c{run}")),
-            run,
-            alive: true,
-            restart_at: 0,
-            frozen_until: 0,
-            starved: false,
-            handling: 0,
-            sweeping: [false; 5],
-            sweep_after: [0; 5],
-            checking_health: false,
-            health_after: 0,
-        });
     }
 }
 
@@ -273,6 +157,9 @@ impl Scheduler {
             if world.forget_at.is_some_and(|at| at <= world.now) {
                 world.forget_at = None;
                 world.forget(0);
+            }
+            if world.calm {
+                world.fill_gaps();
             }
             let webhooks = world.move_outside();
             world.fire_timers();
@@ -471,7 +358,11 @@ impl Scheduler {
         let parsed = serde_json::from_str(body).unwrap();
         let Some(Webhook::Transaction(report)) = wire::read_webhook(&parsed) else { return };
         let guarded = Arc::clone(&self.api.guarded);
+        let believed = self.sim.w().mutation == Mutation::ReroutesOnWebhook;
         self.spawn(Owner::Api, Job::Webhook, async move {
+            if believed && let Ok(Some(row)) = guarded.store.find_bound(&report.tx_id).await {
+                return drop(guarded.apply(row.id, &report, Origin::Reconciler).await);
+            }
             drop(receive_report(&guarded, &report).await);
         });
     }
@@ -567,6 +458,9 @@ impl Scheduler {
             world.calm = true;
             (world.store_away, world.queue_away, world.chain_away) = (false, false, false);
             world.learned_at = now;
+            if let Some(chain) = &mut world.evm {
+                (chain.away, chain.full_until) = ([false; 2], now);
+            }
             for node in &mut world.nodes {
                 node.calm_down(now);
             }
@@ -594,8 +488,11 @@ impl Scheduler {
         if world.next_outside().is_some() || due_sweeps(&world, world.now)[4] {
             return false;
         }
-        let rests = |row: &Transaction| row.status.is_final() || unchanged > SETTLED_AFTER && row.outcome_unknown();
-        world.rows.iter().all(rests)
+        (0..world.rows.len()).all(|index| {
+            let row = &world.rows[index];
+            let waits = || row.outcome_unknown() || world.waits_for_job(index);
+            row.status.is_final() || unchanged > SETTLED_AFTER && waits()
+        })
     }
 }
 

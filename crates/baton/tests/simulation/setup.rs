@@ -1,9 +1,11 @@
 //! What can go wrong in a world, what can be broken in the product to prove that the simulation notices, and how a world
 //! is set up for either.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use baton::config::Timings;
+use relayer_sim::Outcome;
 
 use super::world::TIMINGS;
 
@@ -59,10 +61,111 @@ pub enum Fault {
     Retransmit,
     /// The chain does not answer.
     Chain,
+    /// One of the chain's nodes does not answer; the second may be behind.
+    Node,
+    /// The chain's newest blocks are replaced, or its blocks have no room for a while.
+    Blocks,
+    /// A relayer is wrong about transactions that it has signed.
+    Signed,
+    /// A relayer stops working on a record.
+    Stuck,
+    /// A relayer fills nonce gaps.
+    GapFiller,
+    /// A relayer crashes and has lost its last seconds.
+    LoseLast,
+    /// A relayer's list lies.
+    Lists,
+    /// A proxy answers 409 although the relayer has stored the transaction, or with another transaction.
+    Proxy,
 }
 
 impl Fault {
-    pub const COUNT: u32 = Self::Chain as u32 + 1;
+    /// All of them, by their place.
+    pub const ALL: [Self; Self::COUNT as usize] = [
+        Self::Crash,
+        Self::Freeze,
+        Self::Slow,
+        Self::Starve,
+        Self::Duplicate,
+        Self::LoseMessage,
+        Self::Pause,
+        Self::Down,
+        Self::Forget,
+        Self::Webhook,
+        Self::Store,
+        Self::Queue,
+        Self::Panic,
+        Self::Operator,
+        Self::BadAnswer,
+        Self::Late,
+        Self::Item,
+        Self::Unsigned,
+        Self::NoOp,
+        Self::Outage,
+        Self::Skew,
+        Self::Stall,
+        Self::Retransmit,
+        Self::Chain,
+        Self::Node,
+        Self::Blocks,
+        Self::Signed,
+        Self::Stuck,
+        Self::GapFiller,
+        Self::LoseLast,
+        Self::Lists,
+        Self::Proxy,
+    ];
+
+    /// Its bit among the faults of a world.
+    pub fn bit(self) -> u32 {
+        1 << self as u32
+    }
+
+    /// The bits of faults that the environment leaves out.
+    pub fn left_out() -> u32 {
+        static LEFT_OUT: LazyLock<u32> = LazyLock::new(|| {
+            let named = std::env::var("SIM_WITHOUT").unwrap_or_default();
+            let is_named = |fault: &Fault| named.split(',').any(|name| name == format!("{fault:?}"));
+            Fault::ALL.into_iter().filter(is_named).fold(0, |bits, fault| bits | fault.bit())
+        });
+        *LEFT_OUT
+    }
+
+    pub const COUNT: u32 = Self::Proxy as u32 + 1;
+
+    /// Faults under which the product promises something only with a chain.
+    const WITH_CHAIN: [Self; 5] = [Self::Node, Self::Blocks, Self::Stuck, Self::LoseLast, Self::Lists];
+
+    /// The faults of a world, of which `forced` are wanted in any case.
+    pub fn in_world(bits: u32, forced: u32, chain: bool, shape: Mutation) -> u32 {
+        let of = |faults: &[Self]| faults.iter().fold(0, |bits, fault| bits | fault.bit());
+        let mut bits = bits;
+        if !chain {
+            bits &= !of(&Self::WITH_CHAIN);
+        }
+        // What is looked for without a chain is found sooner without these.
+        if shape != Mutation::None && !shape.has_chain() {
+            bits &= !of(&[Self::Signed, Self::GapFiller, Self::Proxy]);
+        }
+        (bits | forced) & !Self::left_out()
+    }
+}
+
+/// What worlds leave out because the product is known to fail there. Each is a finding to fix; `SIM_WIDE=1` lifts all of
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Narrowed {
+    /// A call that a relayer signs under two nonces may end an equal row as well. Narrowed: where relayers sign twice, no two
+    /// calls are equal.
+    EqualSignedTwice,
+}
+
+impl Narrowed {
+    /// Whether it is in force.
+    pub fn is_on(self) -> bool {
+        static WIDE: LazyLock<String> = LazyLock::new(|| std::env::var("SIM_WIDE").unwrap_or_default());
+        *WIDE != "1" && !WIDE.split(',').any(|name| name == format!("{self:?}"))
+    }
 }
 
 /// What is switched off, to prove that the simulation notices.
@@ -110,10 +213,32 @@ pub enum Mutation {
     NoDeadline,
     /// The network delivers bytes later than the product allows for.
     LateBytes,
+    /// A relayer's `failed` about a signed transaction is believed.
+    BelievesFailed,
+    /// A relayer's `confirmed` is believed.
+    BelievesConfirmed,
+    /// A call whose nonce another one used counts as not made, whatever the account's other transactions are.
+    NonceLostAlone,
+    /// A block counts as final at once.
+    NoFinality,
+    /// A call is sent again although a nonce without an owner is open.
+    ResendsWhileOpen,
+    /// An absence that the relayer's list does not prove counts at once.
+    NoUnprovenWait,
+    /// A row takes the chain's transaction of an equal row.
+    IgnoresTaken,
+    /// A webhook that says failed, unsigned, re-routes by itself.
+    ReroutesOnWebhook,
+    /// A 4xx that the real relayer never answers with counts as a refusal.
+    UnlistedIsRefusal,
+    /// An answer about another call is accepted.
+    AcceptsOtherCall,
+    /// Gap fillers are told apart by their name alone.
+    FillerByName,
 }
 
 impl Mutation {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 31] = [
         Self::NoClaim,
         Self::NoFence,
         Self::LateFence,
@@ -134,6 +259,17 @@ impl Mutation {
         Self::NoNonceOrder,
         Self::NoDeadline,
         Self::LateBytes,
+        Self::BelievesFailed,
+        Self::BelievesConfirmed,
+        Self::NonceLostAlone,
+        Self::NoFinality,
+        Self::ResendsWhileOpen,
+        Self::NoUnprovenWait,
+        Self::IgnoresTaken,
+        Self::ReroutesOnWebhook,
+        Self::UnlistedIsRefusal,
+        Self::AcceptsOtherCall,
+        Self::FillerByName,
     ];
 
     /// The timings that processes run with.
@@ -143,7 +279,34 @@ impl Mutation {
                 Timings { absence_confirm: Duration::ZERO, relayer_timeout: Duration::ZERO, ..TIMINGS }
             }
             Self::HastySecondLook => Timings { relayer_timeout: Duration::ZERO, ..TIMINGS },
+            Self::NoUnprovenWait => Timings { unproven_wait: Duration::ZERO, ..TIMINGS },
             _ => TIMINGS,
+        }
+    }
+
+    /// Whether the mutation is looked for in worlds with a chain.
+    fn has_chain(self) -> bool {
+        matches!(
+            self,
+            Self::BelievesFailed
+                | Self::BelievesConfirmed
+                | Self::NonceLostAlone
+                | Self::NoFinality
+                | Self::ResendsWhileOpen
+                | Self::NoUnprovenWait
+                | Self::IgnoresTaken
+                | Self::ReroutesOnWebhook
+        )
+    }
+
+    /// How relayers mostly treat what they accept.
+    pub fn likely_outcome(self) -> Option<Outcome> {
+        match self {
+            Self::BelievesFailed => Some(Outcome::FailedButExecuted),
+            Self::BelievesConfirmed => Some(Outcome::ConfirmedUnsent),
+            Self::NonceLostAlone => Some(Outcome::GivenUpButSentAgain),
+            Self::NoFinality => Some(Outcome::GivenUpButSent),
+            _ => None,
         }
     }
 
@@ -155,6 +318,9 @@ impl Mutation {
             Self::TakesOldest => Some(baton::mutations::Mutation::TakesOldest),
             Self::NoToken => Some(baton::mutations::Mutation::NoToken),
             Self::NoMemoryProof => Some(baton::mutations::Mutation::NoMemoryProof),
+            Self::BelievesFailed => Some(baton::mutations::Mutation::BelievesFailed),
+            Self::BelievesConfirmed => Some(baton::mutations::Mutation::BelievesConfirmed),
+            Self::AcceptsOtherCall => Some(baton::mutations::Mutation::AcceptsOtherCall),
             _ => None,
         }
     }
@@ -169,6 +335,8 @@ pub struct Setup {
     pub shape: Mutation,
     /// Faults that this world has in any case, as bits.
     pub forced: u32,
+    /// Whether the processes have a chain; chance decides if absent.
+    pub chain: Option<bool>,
     /// Maximum number of transactions.
     pub transactions_max: u64,
     /// Maximum number of steps with faults.
@@ -195,11 +363,22 @@ impl Setup {
             Mutation::NoWaitingSweep => &[Fault::LoseMessage],
             Mutation::NoSubmittedSweep => &[Fault::Webhook],
             Mutation::NoDeadline => &[Fault::Slow, Fault::Freeze],
+            Mutation::BelievesFailed | Mutation::BelievesConfirmed => &[Fault::Signed],
+            Mutation::NonceLostAlone => &[Fault::Signed, Fault::GapFiller],
+            Mutation::NoFinality => &[Fault::Signed, Fault::GapFiller, Fault::Blocks],
+            Mutation::ResendsWhileOpen => &[Fault::LoseLast, Fault::Blocks],
+            Mutation::NoUnprovenWait => &[Fault::Lists],
+            Mutation::ReroutesOnWebhook => &[Fault::Webhook],
+            Mutation::UnlistedIsRefusal => &[Fault::Proxy],
+            Mutation::AcceptsOtherCall => &[Fault::Proxy, Fault::BadAnswer],
+            Mutation::FillerByName => &[Fault::GapFiller, Fault::Down],
             _ => &[],
         };
         let forced = forced.iter().fold(0, |bits, fault| bits | 1 << *fault as u32);
         // Small worlds are quick, and nearly every mistake shows in them.
         let transactions_max = if mutation == Mutation::None { u64::MAX } else { 4 };
-        Self { seed, mutation, shape: mutation, forced, transactions_max, faulty_steps_max: u64::MAX, trace: false }
+        let chain = (mutation != Mutation::None).then(|| mutation.has_chain());
+        let faulty_steps_max = u64::MAX;
+        Self { seed, mutation, shape: mutation, forced, chain, transactions_max, faulty_steps_max, trace: false }
     }
 }

@@ -4,13 +4,14 @@
 use async_trait::async_trait;
 use baton::relay::request::forward::Signer;
 use baton::relay::state::transaction::{
-    ConsumerId, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+    Binding, ConsumerId, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use baton::relay::store::{
     Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
     Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use baton::timestamp::Timestamp;
+use uuid::Uuid;
 
 use super::setup::{Fault, Mutation};
 use super::world::{BASE, Effect, Fate, SIGNERS, Sim, Truth, World, note, relayer_index, signer};
@@ -135,6 +136,9 @@ impl TransactionStore for SimStore {
 
     async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
         self.read(|world| {
+            if world.mutation == Mutation::NonceLostAlone && tx_id.0.starts_with("chain:") {
+                return Some(made_up_row(world));
+            }
             let owner = world.owners.iter().find(|(known, _)| known == tx_id)?.1;
             world.index_of(owner).map(|index| self.seen(world, &world.rows[index]))
         })
@@ -207,6 +211,9 @@ impl TransactionStore for SimStore {
         self.read(|world| {
             let mut open = self.rows(world, |row| at(row) && !row.status.is_final());
             open.truncate(max);
+            if world.mutation == Mutation::ResendsWhileOpen {
+                open.extend(owners_of_open_nonces(world, relayer));
+            }
             open
         })
         .await
@@ -233,7 +240,9 @@ impl TransactionStore for SimStore {
                 let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer)?;
                 binding.nonce.filter(|nonce| nonces.contains(nonce)).map(|nonce| (nonce, row.id))
             };
-            world.rows.iter().filter_map(owned).collect()
+            let used = |nonce: &u64| world.is_used(relayer_index(relayer), *nonce);
+            let ignores = world.mutation == Mutation::IgnoresTaken;
+            world.rows.iter().filter_map(owned).filter(|(nonce, _)| !ignores || !used(nonce)).collect()
         })
         .await
     }
@@ -291,6 +300,21 @@ impl TransactionStore for SimStore {
     ) -> Result<Vec<RelayerRows>, StoreError> {
         self.read(|world| relayers.iter().map(|relayer| world.relayer_rows(relayer, recent_since)).collect()).await
     }
+}
+
+/// A row that nothing else knows.
+fn made_up_row(world: &World) -> Transaction {
+    Transaction { id: TransactionId(Uuid::nil()), ..world.rows[0].clone() }
+}
+
+/// Rows that seem to own every nonce of a relayer that is not used yet.
+fn owners_of_open_nonces(world: &World, relayer: &RelayerUrl) -> impl Iterator<Item = Transaction> {
+    (0..50).filter(|nonce| !world.is_used(relayer_index(relayer), *nonce)).map(|nonce| {
+        let (relayer, tx_id, at) = (relayer.clone(), RelayerTxId(String::new()), Timestamp(world.now));
+        let progress = Progress::Submitted;
+        let binding = Some(Binding { relayer, tx_id, at, progress, nonce: Some(nonce), forgotten_since: None });
+        Transaction { binding, ..made_up_row(world) }
+    })
 }
 
 impl World {
@@ -439,10 +463,17 @@ impl World {
             match *action {
                 "outcome-unknown" => counters.unknown_outcomes += 1,
                 "absent" => counters.resent += 1,
-                "rerouted" => counters.reroutes += 1,
+                "rerouted" => {
+                    counters.reroutes += 1;
+                    let signed = before.binding.as_ref().is_some_and(|binding| binding.nonce.is_some());
+                    counters.nonces_lost += u64::from(signed);
+                }
+                "relayer-says" => counters.asked_chain += 1,
                 "waiting" => counters.nonce_waits += 1,
                 "submitted" if before.claim.as_ref().is_some_and(|claim| claim.unknown.is_some()) => {
                     counters.found += 1;
+                    let on_chain = next.binding.as_ref().is_some_and(|binding| binding.tx_id.0.starts_with("chain:"));
+                    counters.found_on_chain += u64::from(on_chain);
                 }
                 _ => {}
             }
@@ -481,7 +512,13 @@ impl World {
         let forgot = node.epoch > 0 && node.forgot_at >= claim.at.0;
         let witness = self.last_bound(&claim.relayer, claim.at, 1).pop();
         let believed = witness.is_some_and(|binding| self.is_within_retention(binding.at));
-        if forgot && !believed && !unknown.kind.is_silence() && self.mutation != Mutation::NoMemoryProof {
+        // A chain closes the gap.
+        if self.evm.is_none()
+            && forgot
+            && !believed
+            && !unknown.kind.is_silence()
+            && self.mutation != Mutation::NoMemoryProof
+        {
             self.counters.known_gap += 1;
             self.excused.push(Effect::of(&before.call));
         }

@@ -23,8 +23,10 @@ use futures::future::BoxFuture;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::network::{Answer, Node, Packet, Slot};
+use super::chain::EvmChain;
+use super::network::{Answer, Packet, Slot};
 use super::queue::{Buried, Queued};
+use super::relayers::Node;
 use super::setup::{Fault, Mutation, Setup};
 
 /// Start of each world, in milliseconds since 1970.
@@ -46,9 +48,11 @@ pub const CONSUMER_DEAD_AFTER: Duration = Duration::from_secs(10);
 pub const CLOCK_SKEW: Duration = Duration::from_secs(30);
 /// Shorter than the default, so that a world can outlive it.
 pub const RETENTION: Duration = Duration::from_secs(3600);
-/// Longest time from the moment a request is written to the moment the relayer is done with it, unless the relayer was
-/// frozen: what the product allows for. Bytes that arrive later break it (see [`Mutation::LateBytes`]).
-pub const REQUEST_LIFETIME: i64 = 60_000;
+/// Longest time that a request's bytes are on their way, whatever its sender does: what the product allows for. Bytes that
+/// arrive later break it (see [`Mutation::LateBytes`]).
+pub const BYTES_LATE: i64 = 30_000;
+/// Longest time that a relayer works on a request that it has read.
+pub const RELAYER_WORKS: i64 = 30_000;
 /// Different direct calls in a world; one more is the relayers' history.
 pub const CONTENTS: usize = 5;
 pub const HISTORY: usize = CONTENTS;
@@ -215,6 +219,8 @@ pub struct World {
     // The queue.
     pub queue: Vec<Queued>,
     pub dead: Vec<Buried>,
+    /// The chain, if the processes have one.
+    pub evm: Option<EvmChain>,
     // The network.
     pub nodes: Vec<Node>,
     pub packets: Vec<Packet>,
@@ -265,6 +271,17 @@ pub struct Counters {
     pub known_gap: u64,
     pub untestable: u64,
     pub witness_expired: u64,
+    pub chain_worlds: u64,
+    pub rpc_calls: u64,
+    pub executed: u64,
+    pub replaced_blocks: u64,
+    pub gap_fillers: u64,
+    pub found_on_chain: u64,
+    pub nonces_lost: u64,
+    pub asked_chain: u64,
+    pub unverified: u64,
+    pub waits_for_job: u64,
+    pub never_on_chain: u64,
 }
 
 impl Counters {
@@ -290,6 +307,17 @@ impl Counters {
             (&mut self.known_gap, other.known_gap),
             (&mut self.untestable, other.untestable),
             (&mut self.witness_expired, other.witness_expired),
+            (&mut self.chain_worlds, other.chain_worlds),
+            (&mut self.rpc_calls, other.rpc_calls),
+            (&mut self.executed, other.executed),
+            (&mut self.replaced_blocks, other.replaced_blocks),
+            (&mut self.gap_fillers, other.gap_fillers),
+            (&mut self.found_on_chain, other.found_on_chain),
+            (&mut self.nonces_lost, other.nonces_lost),
+            (&mut self.asked_chain, other.asked_chain),
+            (&mut self.unverified, other.unverified),
+            (&mut self.waits_for_job, other.waits_for_job),
+            (&mut self.never_on_chain, other.never_on_chain),
         ];
         for (sum, more) in pairs {
             *sum += more;
@@ -312,10 +340,11 @@ impl World {
     pub fn new(setup: &Setup) -> Self {
         let mut rng = Rng::new(setup.seed);
         // Each world has some kinds of faults and not others: everything at once hides more than it shows.
-        let mut faults = (rng.next() & rng.next()) as u32 | (rng.next() & rng.next() & rng.next()) as u32;
-        faults |= setup.forced;
+        let faults = (rng.next() & rng.next()) as u32 | (rng.next() & rng.next() & rng.next()) as u32;
         let mode = if rng.one_in(8) { RelayMode::Confirm } else { RelayMode::FireAndForget };
         let preflight = rng.one_in(4);
+        let evm = setup.chain.unwrap_or_else(|| rng.one_in(2)).then(|| EvmChain::new(&mut rng));
+        let faults = Fault::in_world(faults, setup.forced, evm.is_some(), setup.shape);
         Self {
             mutation: setup.mutation,
             shape: setup.shape,
@@ -335,6 +364,7 @@ impl World {
             nonces: Vec::new(),
             queue: Vec::new(),
             dead: Vec::new(),
+            evm,
             nodes: Vec::new(),
             packets: Vec::new(),
             slots: Vec::new(),
@@ -508,7 +538,9 @@ impl TimeSource for Sim {
     }
 
     fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
-        let until = self.w().now + i64::try_from(span.as_millis()).unwrap_or(i64::MAX / 4);
+        // Every sleep takes some time: a caller that waits for the clock would go round for ever.
+        let span = i64::try_from(span.as_millis()).unwrap_or(i64::MAX / 4).max(1);
+        let until = self.w().now + span;
         Box::pin(self.wait_until(until))
     }
 }

@@ -247,10 +247,18 @@ impl AccountReader {
         let historical = !matches!(at_head, Err(ChainError::Refused { .. }));
         let count = match at_head {
             Ok(count) => count,
-            Err(ChainError::Refused { .. }) => self.count_at(address, "latest").await?,
+            Err(ChainError::Refused { .. }) => self.count_now(address, head).await?,
             Err(error) => return Err(error),
         };
         let (transactions, count_final) = self.read(address, final_block, head.number, historical).await?;
+        // The newest blocks may be replaced between two calls: a nonce that counts as used must have its transaction here.
+        let whole = match count_final {
+            Some(before) => before + transactions.len() as u64 == count,
+            None => self.count_now(address, head).await? == count,
+        };
+        if !whole {
+            return Err(ChainError::Unreadable("its newest blocks changed while they were read"));
+        }
         let count_final = count_final.unwrap_or_else(|| count.saturating_sub(transactions.len() as u64));
         Ok(Tail { head: head.hash, transactions, count, count_final, historical })
     }
@@ -421,6 +429,16 @@ impl AccountReader {
         self.count_at(address, &format!("{block:#x}")).await
     }
 
+    /// The count at the head, from a node that has no older one. It counts only if the head is still the newest block: the
+    /// node may be ahead of, or behind, the one that was asked for the head.
+    async fn count_now(&self, address: Address, head: &Block) -> Result<u64, ChainError> {
+        let count = self.count_at(address, "latest").await?;
+        if self.block("latest").await?.hash != head.hash {
+            return Err(ChainError::Unreadable("its newest block changed while it was read"));
+        }
+        Ok(count)
+    }
+
     async fn count_at(&self, address: Address, block: &str) -> Result<u64, ChainError> {
         let count = self.ask("eth_getTransactionCount", json!([address.to_string(), block])).await?;
         number(&count).ok_or(ChainError::Unreadable("a transaction count"))
@@ -484,3 +502,6 @@ fn read_transaction(value: &Value) -> Option<(AccountTransaction, Address)> {
     };
     Some((transaction, address("from")?))
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
 use crate::config::RelayMode;
+use crate::mutations::Mutation;
 use crate::relay::chain::Chain;
 use crate::relay::relayer::client::{Answer, NotTaken, describe};
 use crate::relay::relayer::pool::{Chosen, Pool, Unavailable};
@@ -321,7 +322,7 @@ impl Consumer {
         let id = claimed.id;
         let now = self.guarded.clock.now();
         // A proxy may have exchanged answers: whatever the relayer has stored, this is not its record.
-        if !claimed.call.may_be(&report) {
+        if !claimed.call.may_be(&report) && !Mutation::AcceptsOtherCall.is_on() {
             let reason = format!("the relayer answered with another transaction ({})", report.tx_id);
             return self.record_unknown_outcome(claimed, token, &reason, UnknownCause::Answered).await;
         }

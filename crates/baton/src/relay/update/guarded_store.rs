@@ -10,8 +10,9 @@ use tracing::{error, info, warn};
 
 use crate::clock::Clock;
 use crate::config::{RelayMode, Timings};
+use crate::mutations::Mutation;
 use crate::randomness::Randomness;
-use crate::relay::state::apply_report::{Report, Source, Verdict};
+use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use crate::relay::state::message::TransactionMessage;
 use crate::relay::state::transaction::{Moved, NextStep, Refused, RelayerTxId, Step, Transaction, TransactionId};
 use crate::relay::store::{Saved, StoreError, TransactionStore};
@@ -203,7 +204,11 @@ impl GuardedStore {
         loop {
             let Some(row) = self.store.get(id).await? else { return Ok(Applied::Ignored) };
             let now = self.clock.now();
-            if self.chain_decides && origin != Origin::Chain && row.needs_chain(report) {
+            let believed = match report.status {
+                ReportedStatus::Confirmed => Mutation::BelievesConfirmed.is_on(),
+                _ => Mutation::BelievesFailed.is_on(),
+            };
+            if self.chain_decides && origin != Origin::Chain && row.needs_chain(report) && !believed {
                 match row.ask_chain(report, now) {
                     Ok(moved) if self.save(&row, &moved).await? == Saved::Stale => continue,
                     Ok(_) => return Ok(Applied::Moved),
