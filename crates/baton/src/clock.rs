@@ -126,6 +126,11 @@ impl Clock {
         self.0.wall()
     }
 
+    /// Time that has certainly passed since `at`, whatever the clock did meanwhile.
+    pub fn passed_since(&self, at: Timestamp) -> Duration {
+        self.now().since(at.max(self.steady_since()))
+    }
+
     /// The steady clock of this machine.
     pub fn instant(&self) -> Instant {
         self.0.instant()

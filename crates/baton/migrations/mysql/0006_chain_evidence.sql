@@ -17,11 +17,12 @@ SET @change = IF(
 PREPARE change_table FROM @change;
 EXECUTE change_table;
 DEALLOCATE PREPARE change_table;
--- 1 while nothing has been sent under the claim. Processes of an earlier version leave it empty: they may have sent.
+-- The token of the claim under which nothing has been sent. Processes of an earlier version do not write it: they may have
+-- sent.
 SET @change = IF(
     (SELECT COUNT(*) FROM information_schema.columns
      WHERE table_schema = DATABASE() AND table_name = 'transactions' AND column_name = 'claim_unsent') = 0,
-    'ALTER TABLE transactions ADD COLUMN claim_unsent TINYINT(1)',
+    'ALTER TABLE transactions ADD COLUMN claim_unsent BINARY(16)',
     'DO 0');
 PREPARE change_table FROM @change;
 EXECUTE change_table;

@@ -26,6 +26,8 @@ pub struct ChainConfig {
     pub decides: bool,
     /// `CHAIN_FINALITY_BLOCKS`: blocks on top of one that make it final.
     pub finality_blocks: u64,
+    /// `RPC_RATE_PER_SECOND`: maximum calls per second of one consumer; `None`: no limit.
+    pub calls_per_second: Option<u32>,
 }
 
 /// The forwarder of gasless transactions. With the chain's id it is the EIP-712 domain that clients sign for.
@@ -48,6 +50,7 @@ impl Vars<'_> {
         let chain_id = self.chain_id();
         let forwarder = self.forwarder(chain_id);
         let finality_blocks = self.parsed("CHAIN_FINALITY_BLOCKS");
+        let calls_per_second = Some(self.parsed("RPC_RATE_PER_SECOND")).filter(|rate| *rate > 0);
         let decides: bool = self.parsed("CHAIN_DECIDES");
         let rpc_url = self.urls("RPC_URL");
         if self.text("RPC_URL").is_none() {
@@ -69,6 +72,7 @@ impl Vars<'_> {
             forwarder,
             decides,
             finality_blocks,
+            calls_per_second,
         })
     }
 

@@ -195,6 +195,13 @@ pub const SECTIONS: &[Section] = &[
                 RelayConsumer,
                 "Blocks on top of a block after which it cannot change any more",
             ),
+            var(
+                "RPC_RATE_PER_SECOND",
+                Number,
+                "200",
+                RelayConsumer,
+                "Maximum JSON-RPC calls per second of one consumer; 0: no limit. A confirmed transaction takes two",
+            ),
             var("RPC_TIMEOUT_MS", Millis, "5000", Relay, "Timeout of one JSON-RPC call").hidden(),
             var(
                 "CHAIN_ID",

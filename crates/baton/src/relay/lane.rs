@@ -8,7 +8,7 @@ use axum::Router;
 use metrics::gauge;
 use pipeline::{Pipeline, PipelineOptions, RetryPolicy, Summary};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::{Config, RelayConfig};
 use crate::randomness::Randomness;
@@ -47,6 +47,8 @@ pub struct RelayLane {
 
 /// Time limit of a question to a relayer.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two probes of a node that does not answer.
+const PROBE_PAUSE: Duration = Duration::from_secs(10);
 /// Pause between two refreshes of the gauges.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 
@@ -115,7 +117,8 @@ impl RelayLane {
         let me = ConsumerId::generate();
         let decides = self.config.chain.as_ref().filter(|config| config.decides);
         let check = self.chain.as_ref().zip(decides).map(|(chain, config)| {
-            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks);
+            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks)
+                .with_rate(config.calls_per_second);
             let (guarded, pool) = (Arc::clone(&self.guarded), Arc::clone(&self.pool));
             Arc::new(ChainCheck::new(reader, guarded, pool, QUESTION_TIMEOUT))
         });
@@ -188,8 +191,40 @@ impl RelayLane {
     /// Holds the relayers' open nonces against the chain, if there is one.
     async fn watch_nonces(&self, shutdown: CancellationToken) {
         if let Some((chain, config)) = self.chain.as_ref().zip(self.config.chain.as_ref()) {
-            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks);
+            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks)
+                .with_rate(config.calls_per_second);
+            self.probe_node(&reader, &shutdown).await;
             self.pool.watch_nonces(reader, shutdown).await;
+        }
+    }
+
+    /// Logs once whether the node at `RPC_URL` gives what the chain check needs; waits while it does not answer.
+    async fn probe_node(&self, reader: &AccountReader, shutdown: &CancellationToken) {
+        let mut warned = false;
+        loop {
+            match reader.probe().await {
+                Ok(true) => return info!(action = "chain_ready", "the node at RPC_URL gives what is needed"),
+                Ok(false) => {
+                    return info!(
+                        action = "chain_ready",
+                        "the node at RPC_URL keeps no history: the blocks since a claim are read one by one"
+                    );
+                }
+                Err(error) if !warned => {
+                    let why = crate::errors::chain(&error);
+                    warn!(
+                        action = "chain_unfit",
+                        "the node at RPC_URL does not answer as needed, so no signed transaction becomes final: {why}"
+                    );
+                    warned = true;
+                }
+                Err(_) => {}
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                () = self.guarded.clock.sleep(PROBE_PAUSE) => {}
+            }
         }
     }
 

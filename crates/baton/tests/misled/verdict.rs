@@ -41,7 +41,7 @@ pub struct Verdict {
     pub confirmed_but_not_executed: Vec<String>,
     /// The hash shown is not a transaction that made the call.
     pub wrong_hashes: Vec<String>,
-    /// Not final at the end.
+    /// Calls with a row that is not final at the end.
     pub open: Vec<String>,
     /// POSTs that a relayer itself executed twice. One that reverts has no effect, however often it is sent.
     pub by_relayer: usize,
@@ -83,7 +83,18 @@ impl Verdict {
             for id in ids {
                 let steps = timeline(&world, id).await;
                 verdict.ways.add(&steps, world.run.rpc);
-                verdict.alarms += usize::from(steps.iter().any(|step| step["action"] == "double-send"));
+                if let Some(alarm) = steps.iter().find(|step| step["action"] == "double-send") {
+                    verdict.alarms += 1;
+                    // Where no relayer sends twice, an alarm is false, or a double's.
+                    if !world.run.sent_twice {
+                        verdict
+                            .figures
+                            .push(("double-send alarm".to_owned(), format!("{serial}: {}", alarm["detail"])));
+                        let told: Vec<String> =
+                            steps.iter().map(|step| format!("{} {}", step["action"], step["detail"])).collect();
+                        verdict.figures.push(("  its timeline".to_owned(), told.join(" | ")));
+                    }
+                }
                 timelines.insert((*id).to_owned(), steps);
             }
         }
@@ -204,7 +215,7 @@ impl Verdict {
         println!("  shown failed but executed                   {:>5}", self.failed_but_executed.len());
         println!("  shown confirmed but not executed            {:>5}", self.confirmed_but_not_executed.len());
         println!("  shown with another hash than the chain has  {:>5}", self.wrong_hashes.len());
-        println!("  not final at the end                        {:>5}", self.open.len());
+        println!("  not final at the end                        {:>5}", self.accepted - self.confirmed - self.failed);
         println!("  marked unverified                           {:>5}", self.unverified);
         println!("  executed twice by a relayer, alarms         {:>5} {:>5}", self.by_relayer, self.alarms);
         for (way, count) in self.ways.iter() {

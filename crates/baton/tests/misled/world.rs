@@ -21,12 +21,12 @@ use crate::weather::{Storm, calm};
 const RELAYERS: usize = 3;
 /// Time between two blocks.
 const BLOCK: Duration = Duration::from_millis(250);
-/// Rows that do not move for this long are waiting for good.
-const QUIET: Duration = Duration::from_secs(60);
-/// The same without a chain, where some wait in any case.
+/// Rows that do not move for this long are waiting for good. A row without news is looked at every minute or less often.
+const QUIET: Duration = Duration::from_secs(150);
+/// The same without a chain, where some wait in any case; for every 50 transactions one second more.
 const QUIET_WITHOUT_CHAIN: Duration = Duration::from_secs(20);
 /// Deadline of the wait for the end, over all.
-const END: Duration = Duration::from_secs(300);
+const END: Duration = Duration::from_secs(600);
 /// Creates a contract that takes every call, and reverts those whose data begin with 0xff.
 const TARGET: [u8; 30] = hex!("601380600b6000396000f3" "60003560001a60ff14600d57005b60006000fd");
 
@@ -126,7 +126,8 @@ impl World {
     /// when a relayer does not do it.
     async fn rest(&self, sent: &[Sent]) {
         let (started, mut moved) = (Instant::now(), Instant::now());
-        let quiet = if self.run.rpc { QUIET } else { QUIET_WITHOUT_CHAIN };
+        let slow = Duration::from_secs(self.run.transactions as u64 / 50);
+        let quiet = if self.run.rpc { QUIET } else { QUIET_WITHOUT_CHAIN + slow };
         let mut before = sent.len() + 1;
         while started.elapsed() < END && moved.elapsed() < quiet {
             for relayer in &self.relay.relayers {
@@ -174,6 +175,8 @@ fn set_up(run: &Run, keys: &[PrivateKeySigner], rpc: &RpcProxy) -> RelaySetup {
         // The default: the clocks of two relayers are further off.
         .env("RELAYER_CLOCK_SKEW_MS", "30000")
         .env("RELAYER_JAM_AFTER_MS", "5000")
+        // Each health check costs a call to the chain, which the figures would show.
+        .env("RELAYER_HEALTH_INTERVAL_MS", "1000")
         .env("RELAYER_MAX_IN_FLIGHT", "200");
     if run.rpc {
         setup = setup.env("RPC_URL", rpc.url());

@@ -106,6 +106,7 @@ impl ConsumerProcess {
             forwarder: None,
             decides,
             finality_blocks,
+            calls_per_second: None,
         };
         let chain = Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain).unwrap());
         let check = decides.then(|| {

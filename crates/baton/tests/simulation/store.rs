@@ -374,6 +374,7 @@ impl World {
             if let Some(claim) = row.claim.as_ref().filter(|claim| claim.relayer == *relayer) {
                 rows.claimed += 1;
                 rows.recent += u64::from(claim.at >= recent_since.open_since);
+                rows.recent_unsigned += u64::from(claim.at >= recent_since.open_since);
             }
             let Some(binding) = row.binding.as_ref().filter(|binding| binding.relayer == *relayer) else { continue };
             if row.status.is_final() {
@@ -385,6 +386,7 @@ impl World {
             let recent = binding.at >= recent_since.open_since;
             rows.bound += 1;
             rows.recent += u64::from(recent);
+            rows.recent_unsigned += u64::from(recent && binding.nonce.is_none());
             match binding.nonce {
                 None => {
                     rows.unsigned += 1;

@@ -19,11 +19,11 @@ fn with_records(count: usize) -> (Fixture, Vec<String>) {
     (fixture, ids)
 }
 
-#[expect(clippy::unwrap_used, reason = "a list without ids is a failed test")]
 fn list(fixture: &mut Fixture, query: &str) -> (Vec<String>, Value) {
     let list = json(&fixture.get(&format!("/relayer-a/transactions{query}")));
-    let ids = list["data"].as_array().unwrap().iter().map(|record| record["id"].as_str().unwrap().to_owned());
-    (ids.collect(), list["pagination"].clone())
+    let records = list["data"].as_array().expect("a list of records");
+    let ids = records.iter().map(|record| record["id"].as_str().expect("an id").to_owned()).collect();
+    (ids, list["pagination"].clone())
 }
 
 fn set_listing(fixture: &mut Fixture, listing: ListFault) {

@@ -111,14 +111,17 @@ struct Tail {
 }
 
 struct Limits {
+    /// Calls per second; `None`: no limit.
+    rate: Option<f64>,
     tokens: f64,
     filled_at: Instant,
     paused_until: Option<Instant>,
 }
 
-/// Calls per second, on average and at most in a row.
-const CALLS_PER_SECOND: f64 = 100.0;
-const CALLS_BURST: f64 = 200.0;
+/// Seconds of calls that may be made in a row.
+const BURST_SECONDS: f64 = 2.0;
+/// A node that answers for a block this far back keeps historical state.
+const HISTORY_PROBE: u64 = 256;
 /// Pause after a call without an answer.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Maximum number of blocks that are read one by one, on a node without historical state.
@@ -131,9 +134,35 @@ const BLOCK_TIMES_MAX: usize = 20_000;
 impl AccountReader {
     /// Reads accounts of this chain; a block is final once `finality` blocks are on top of it.
     pub fn new(chain: Arc<Chain>, clock: Clock, finality: u64) -> Self {
-        let limits = Limits { tokens: CALLS_BURST, filled_at: clock.instant(), paused_until: None };
+        let limits = Limits { rate: None, tokens: 0.0, filled_at: clock.instant(), paused_until: None };
         let (accounts, block_times) = (Mutex::default(), Mutex::default());
         Self { chain, clock, finality, accounts, block_times, limits: Mutex::new(limits) }
+    }
+
+    /// Makes at most this many calls per second; `None`: no limit.
+    #[must_use]
+    pub fn with_rate(self, calls_per_second: Option<u32>) -> Self {
+        let rate = calls_per_second.map(f64::from);
+        let mut limits = self.limits();
+        (limits.rate, limits.tokens) = (rate, rate.unwrap_or(0.0) * BURST_SECONDS);
+        drop(limits);
+        self
+    }
+
+    /// Whether the node gives what is needed to follow an account; and whether it keeps historical state, without which
+    /// blocks are read one by one.
+    pub async fn probe(&self) -> Result<bool, ChainError> {
+        let head = self.block("latest").await?;
+        let whole = self.ask("eth_getBlockByNumber", json!([format!("{:#x}", head.number), true])).await?;
+        let listed = whole["transactions"].as_array().ok_or(ChainError::Unreadable("a block's transactions"))?;
+        if listed.iter().any(|transaction| !transaction.is_object()) {
+            return Err(ChainError::Unreadable("blocks come without their transactions"));
+        }
+        match self.count(Address::ZERO, head.number.saturating_sub(HISTORY_PROBE)).await {
+            Ok(_) => Ok(true),
+            Err(ChainError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The account's transactions in the blocks since `since`, up to the head.
@@ -146,13 +175,17 @@ impl AccountReader {
         let mut account = account.lock().await;
         let head = self.block("latest").await?;
         let final_block = head.number.saturating_sub(self.finality);
-        let from = self.block_before(since, &head).await?;
+        // The chain's clock may be behind ours, or ours have been ahead when `since` was taken.
+        let from = self.block_before(since - self.clock.now().since(head.at), &head).await?;
         let tail = match account.tail.take().filter(|tail| tail.head == head.hash) {
             Some(tail) => tail,
             None => self.read_tail(address, &head, final_block).await?,
         };
         let count_pending = self.count_at(address, "pending").await?.max(tail.count);
         self.extend_final(&mut account, address, from, final_block, tail.historical).await?;
+        if account.range.is_some_and(|(since, _)| since > from && from < final_block) {
+            return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
+        }
         let known = account.transactions.values().chain(&tail.transactions);
         let mut transactions: Vec<AccountTransaction> = known.filter(|known| known.block > from).cloned().collect();
         transactions.sort_by_key(|transaction| transaction.nonce);
@@ -429,14 +462,15 @@ impl AccountReader {
                 if limits.paused_until.is_some_and(|until| now < until) {
                     return Err(ChainError::Unreachable("it is not asked again so soon after a failure".into()));
                 }
-                let gained = now.saturating_duration_since(limits.filled_at).as_secs_f64() * CALLS_PER_SECOND;
-                limits.tokens = (limits.tokens + gained).min(CALLS_BURST);
+                let Some(rate) = limits.rate else { return Ok(()) };
+                let gained = now.saturating_duration_since(limits.filled_at).as_secs_f64() * rate;
+                limits.tokens = (limits.tokens + gained).min(rate * BURST_SECONDS);
                 limits.filled_at = now;
                 if limits.tokens >= 1.0 {
                     limits.tokens -= 1.0;
                     return Ok(());
                 }
-                Duration::from_secs_f64((1.0 - limits.tokens) / CALLS_PER_SECOND)
+                Duration::from_secs_f64((1.0 - limits.tokens) / rate)
             };
             self.clock.sleep(wait).await;
         }

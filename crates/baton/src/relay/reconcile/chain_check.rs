@@ -181,6 +181,9 @@ impl ChainCheck {
                 match word {
                     // The relayer's word that a no-op, or another call, took its place is now proven.
                     RelayerWord::Says(said) if confirmed && !row.call.is_still(said) => {
+                        if let Err(open) = self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
+                            return Ok(Looked::Open(open));
+                        }
                         let mut proven = said.clone();
                         (proven.hash, proven.block_number) = (Some(other.hash.to_string()), Some(other.block));
                         self.guarded.apply(row.id, &proven, Origin::Chain).await?;
@@ -219,11 +222,16 @@ impl ChainCheck {
     /// after two minutes.
     fn is_long_forgotten(&self, row: &Transaction) -> bool {
         let since = row.binding.as_ref().and_then(|binding| binding.forgotten_since);
-        since.is_some_and(|since| self.guarded.clock.now().since(since) >= self.guarded.timings.unproven_wait)
+        let clock = &self.guarded.clock;
+        since.is_some_and(|since| clock.passed_since(since) >= self.guarded.timings.unproven_wait)
     }
 
     pub(super) async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {
-        // What the relayer answers now counts more than what a report said: a report may be another relayer's.
+        // The account that the relayer answered with when it took the row. It may sign with another key since.
+        let bound = row.binding.as_ref().and(row.from.as_deref()).and_then(|from| from.parse().ok());
+        if bound.is_some() {
+            return bound;
+        }
         if let Some(client) = self.pool.ask_one(relayer)
             && let Some(address) = client.address(self.question_timeout).await
         {

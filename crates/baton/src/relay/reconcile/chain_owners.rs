@@ -91,8 +91,7 @@ impl ChainCheck {
             return Ok(Err("the relayer has too many transactions under way".to_owned()));
         }
         let counter = client.next_nonce(self.question_timeout).await;
-        let proven = listing.is_some_and(|listing| listing.unproven.is_none());
-        if counter.is_none() && !proven {
+        if counter.is_none() {
             return Ok(Err("the relayer does not say which nonce comes next".to_owned()));
         }
         let mut owned: BTreeSet<u64> = listing.map(|listing| listing.nonces.clone()).unwrap_or_default();

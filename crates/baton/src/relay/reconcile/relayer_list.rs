@@ -56,7 +56,7 @@ pub struct Coverage<'a> {
 /// Maximum number of pages read of a relayer's list.
 const PAGES_MAX: u64 = 200;
 /// Maximum number of missing records that the relayer is asked for one by one.
-const MISSING_ASKED_MAX: usize = 5;
+const MISSING_ASKED_MAX: usize = 20;
 /// Assumed difference of the clocks where neither a record of ours nor a `Date` header shows it.
 const UNKNOWN_SKEW: Duration = Duration::from_secs(600);
 
@@ -94,6 +94,9 @@ pub async fn read(
             Ok(found) => reading.missing_is(found.as_ref()),
             Err(_) => reading.fail("the relayer could not be asked for a record that its list does not show"),
         }
+    }
+    if missing.len() > MISSING_ASKED_MAX {
+        reading.fail("the relayer's list lacks more transactions than the relayer is asked for");
     }
     records.reverse();
     Ok(reading.listing(records, read_at))

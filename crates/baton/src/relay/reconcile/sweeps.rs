@@ -295,7 +295,7 @@ impl Reconciler {
     /// Whether the relayer has had it for long and has not signed it: it was killed between storing the record and
     /// queueing its job, and would keep it for good. A relayer that works gives such a record up after two minutes.
     fn is_idle(&self, row: &Transaction, report: &Report) -> bool {
-        let age = row.binding.as_ref().map(|binding| self.guarded.clock.now().since(binding.at)).unwrap_or_default();
+        let age = row.binding.as_ref().map(|binding| self.guarded.clock.passed_since(binding.at)).unwrap_or_default();
         let pending = report.status == ReportedStatus::Open(Progress::Pending) && report.never_signed();
         pending && row.is_unsigned() && !row.imported && age >= self.guarded.timings.unproven_wait
     }

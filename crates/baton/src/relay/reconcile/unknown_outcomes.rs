@@ -199,8 +199,10 @@ impl UnknownOutcomes {
         if let Some(witness) = before.first() {
             reach = reach.min(witness.at - self.guarded.timings.longest_submission());
         }
-        let mut witnesses = before;
-        witnesses.extend(store.last_bound(relayer, now, WITNESSES_SINCE).await?.into_iter().filter(kept));
+        let last = store.last_bound(relayer, now, WITNESSES_SINCE).await?;
+        let mut witnesses: Vec<BoundRecord> = last.into_iter().filter(kept).collect();
+        let older: Vec<_> = before.into_iter().filter(|record| !witnesses.contains(record)).collect();
+        witnesses.extend(older);
         let calls: Vec<&Call> = cases.iter().map(|case| &case.row.call).collect();
         let coverage = Coverage {
             calls: &calls,
@@ -376,7 +378,7 @@ impl UnknownOutcomes {
 
     /// Time that has certainly passed since `at`.
     fn passed_since(&self, at: Timestamp) -> Duration {
-        self.guarded.clock.now().since(at.max(self.guarded.clock.steady_since()))
+        self.guarded.clock.passed_since(at)
     }
 
     /// The chain has the call. If the relayer lists a record with that nonce, the row is bound to the record; if not, to the

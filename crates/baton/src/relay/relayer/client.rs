@@ -43,14 +43,19 @@ struct Target {
 impl Target {
     /// A record, if it is this relayer's record of that id: a proxy or a shared store may exchange answers.
     fn own(&self, report: Report, id: &RelayerTxId) -> Result<Report, RelayerError> {
-        let sender = report.from.as_deref().and_then(|from| from.parse::<Address>().ok());
         if report.tx_id != *id {
             return Err(RelayerError::Unreadable("it is about another transaction"));
         }
-        if sender.zip(self.address).is_some_and(|(sender, own)| sender != own) {
+        if self.is_foreign(&report) {
             return Err(RelayerError::Unreadable("it is a transaction of another account"));
         }
         Ok(report)
+    }
+
+    /// Whether a record is of another account than this relayer's.
+    fn is_foreign(&self, report: &Report) -> bool {
+        let sender = report.from.as_deref().and_then(|from| from.parse::<Address>().ok());
+        sender.zip(self.address).is_some_and(|(sender, own)| sender != own)
     }
 }
 
@@ -241,7 +246,14 @@ impl RelayerClient {
         let body = Bytes::from(wire::write_send(call, target.dialect).to_string());
         let request = self.request(Method::POST, url, Some(body), timeout);
         match self.transport.send(Request { fence: Some(fence), ..request }).await {
-            Ok(answer) => judge_answer(answer.status, &answer.headers, &text(&answer)),
+            Ok(answer) => match judge_answer(answer.status, &answer.headers, &text(&answer)) {
+                // A proxy may have exchanged the answers of two relayers.
+                Answer::Accepted(report) if target.is_foreign(&report) => Answer::Unknown {
+                    reason: format!("the answer is about a transaction of another account ({})", report.tx_id),
+                    answered: true,
+                },
+                answer => answer,
+            },
             Err(failure) => judge_failure(failure),
         }
     }
@@ -391,10 +403,12 @@ fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Answer {
                 },
             }
         }
-        400 | 413 | 422 => Answer::Refused(wire::read_error(text)),
+        400 => Answer::Refused(wire::read_error(text)),
         403 => Answer::NotTaken { why: NotTaken::Closed, detail: said() },
         429 => Answer::NotTaken { why: NotTaken::Busy(retry_after(headers)), detail: said() },
-        300..=399 | 401 | 404 | 405 => Answer::NotTaken { why: NotTaken::Fault, detail: said() },
+        401 | 404 => Answer::NotTaken { why: NotTaken::Fault, detail: said() },
+        // Never the relayer's own: something in between answers, and may have passed the request on.
+        300..=399 | 405 => Answer::Unknown { reason: said(), answered: true },
         // 408: the server gave up waiting for a request that it may have had. 502 to 504 come from a proxy, or from a
         // handler that ran out of time: the work behind them may go on.
         408 | 500.. => Answer::Unknown { reason: said(), answered: !matches!(status.as_u16(), 408 | 502..=504) },
@@ -431,15 +445,17 @@ mod tests {
         assert!(matches!(judged(200, "ok"), Answer::Unknown { .. }));
         assert!(matches!(judged(200, r#"{"success":true,"data":null}"#), Answer::Unknown { .. }));
         assert_eq!(judged(400, r#"{"error":"Gas too low"}"#), Answer::Refused("Gas too low".into()));
-        for status in [401, 404, 302] {
+        for status in [401, 404] {
             assert!(matches!(judged(status, ""), Answer::NotTaken { why: NotTaken::Fault, .. }), "{status}");
         }
         assert!(matches!(judged(403, "Relayer paused"), Answer::NotTaken { why: NotTaken::Closed, .. }));
         assert!(matches!(judged(429, ""), Answer::NotTaken { why: NotTaken::Busy(wait), .. } if wait > Duration::ZERO));
-        for status in [408, 500, 502, 503, 504] {
+        for status in [302, 405, 408, 500, 502, 503, 504] {
             assert!(matches!(judged(status, ""), Answer::Unknown { .. }), "{status}");
         }
-        assert!(matches!(judged(409, ""), Answer::ClientError(_)));
+        for status in [409, 413, 422] {
+            assert!(matches!(judged(status, ""), Answer::ClientError(_)), "{status}");
+        }
     }
 
     #[test]

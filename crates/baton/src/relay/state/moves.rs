@@ -157,7 +157,8 @@ impl Transaction {
             nonce: None,
             forgotten_since: None,
         });
-        next.from = from.map(str::to_owned).or(next.from);
+        // Not what an earlier relayer had.
+        next.from = from.map(str::to_owned);
         next.status = Status::Submitted;
         next.avoid = None;
         next.error_message = None;
@@ -228,7 +229,8 @@ impl Transaction {
             claim.token = token;
             claim.unknown = Some(unknown);
         }
-        next.check_at = Some(now + timings.claim_check);
+        // Longer than settling it takes, so that consumers do not take it from each other.
+        next.check_at = Some(now + timings.claim_check * 3);
         let steps = if newly { vec![Step::new("outcome-unknown", detail)] } else { Vec::new() };
         Ok(Moved { transaction: next, steps })
     }

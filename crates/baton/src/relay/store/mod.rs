@@ -251,17 +251,19 @@ pub struct RelayerRows {
     pub bound: u64,
     /// Claimed for it: being submitted, or of unknown outcome.
     pub claimed: u64,
-    /// Those of both that were bound or claimed recent_since.
+    /// Those of both that were bound or claimed recently.
     pub recent: u64,
+    /// Those of them that it has not signed, as far as it has said.
+    pub recent_unsigned: u64,
     /// Bound to it, not final, and without a known nonce.
     pub unsigned: u64,
-    /// When the oldest of those was bound that were bound recent_since.
+    /// When the oldest of those was bound that were bound recently.
     pub oldest_unsigned: Option<Timestamp>,
     /// The lowest nonce of its open rows, and when that row was bound.
     pub oldest_signed: Option<(u64, Timestamp)>,
     /// The highest nonce of its open rows.
     pub nonce_max: Option<u64>,
-    /// Rows of it that became final recent_since, up to the maximum.
+    /// Rows of it that became final recently, up to the maximum.
     pub ended: u64,
     /// When a row of it last became final, or was changed after that.
     pub last_ended: Option<Timestamp>,

@@ -65,7 +65,7 @@ pub(super) struct RawRow {
     pub(super) block_number: Option<u64>,
     pub(super) relayer_says: Option<String>,
     pub(super) cancel_requested_at: Option<i64>,
-    pub(super) claim_unsent: Option<bool>,
+    pub(super) claim_unsent: Option<[u8; 16]>,
 }
 
 impl RawRow {
@@ -91,8 +91,9 @@ impl RawRow {
                 token: Uuid::from_bytes(token),
                 relayer: RelayerUrl(relayer),
                 at: Timestamp(at),
-                // A process of an earlier version writes nothing here: it may have sent.
-                unsent: self.claim_unsent.unwrap_or(false),
+                // The token of the claim under which nothing was sent. A process of an earlier version does not write it,
+                // and may have sent.
+                unsent: self.claim_unsent == Some(token),
                 unknown: match self.unknown {
                     (None, None, None, None) => None,
                     (Some(reason), Some(open_until), Some(kind), absent) => Some(UnknownOutcome {

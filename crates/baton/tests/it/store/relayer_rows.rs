@@ -64,7 +64,7 @@ async fn open_rows_are_counted_for_each_relayer(fixture: &StoreFixture) {
     claimed(fixture, "http://r1").await;
     claimed(fixture, "http://r2").await;
     let one = rows(fixture, "http://r1", ALL).await;
-    assert_eq!(one, RelayerRows { claimed: 2, recent: 2, ..RelayerRows::default() });
+    assert_eq!(one, RelayerRows { claimed: 2, recent: 2, recent_unsigned: 2, ..RelayerRows::default() });
     assert_eq!(one.open(), 2);
 
     let first = bound(fixture, "http://r1", "oz-1", 5_000).await;
@@ -85,6 +85,7 @@ async fn open_rows_are_counted_for_each_relayer(fixture: &StoreFixture) {
     let first = signed(fixture, &first, "oz-1", 17).await;
     let two_signed = rows(fixture, "http://r1", ALL).await;
     assert_eq!((two_signed.bound, two_signed.unsigned), (4, 2));
+    assert_eq!((two_signed.recent, two_signed.recent_unsigned), (4 + 2, 2 + 2));
     assert_eq!(two_signed.oldest_unsigned, Some(Timestamp(6_000)));
     assert_eq!(two_signed.oldest_signed, Some((0, Timestamp(4_000))));
     assert_eq!((two_signed.nonce_max, two_signed.ended), (Some(17), 0));
@@ -95,7 +96,10 @@ async fn open_rows_are_counted_for_each_relayer(fixture: &StoreFixture) {
     let one_ended = rows(fixture, "http://r1", ALL).await;
     assert_eq!((one_ended.bound, one_ended.nonce_max, one_ended.open()), (3, Some(0), 5));
     assert_eq!((one_ended.ended, one_ended.last_ended), (1, Some(Timestamp(ended_at))));
-    assert_eq!(rows(fixture, "http://r2", ALL).await, RelayerRows { claimed: 1, recent: 1, ..RelayerRows::default() });
+    assert_eq!(
+        rows(fixture, "http://r2", ALL).await,
+        RelayerRows { claimed: 1, recent: 1, recent_unsigned: 1, ..RelayerRows::default() }
+    );
 
     // A row that the relayer gave up unsigned is no longer there, and has not ended there either.
     let third = fixture.store.find_bound(&RelayerTxId("oz-3".into())).await.unwrap().unwrap();

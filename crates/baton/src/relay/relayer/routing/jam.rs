@@ -86,6 +86,11 @@ pub(super) struct NonceWatch {
 }
 
 impl NonceWatch {
+    /// Whether the chain has shown how far the relayer's open transactions are.
+    pub(super) fn knows_chain(&self) -> bool {
+        self.latest.is_some()
+    }
+
     /// Learns the chain's counts. `counter` is the nonce that the relayer says it takes next. A gap counts after half of
     /// `jam_after`, a transaction that is not mined after two and a half times as long.
     pub(super) fn with_chain(
@@ -103,7 +108,8 @@ impl NonceWatch {
         let highest = counter.and_then(|counter| counter.checked_sub(1)).map_or(highest, |taken| taken.max(highest));
         let missing = counts.pending.max(counts.latest);
         self.gap = match self.gap {
-            _ if missing > highest => None,
+            // The relayer signs that nonce next by its own account: work fills it.
+            _ if missing > highest || counter == Some(missing) => None,
             Some((known, since)) if known == missing => Some((known, since)),
             _ => Some((missing, now)),
         };
@@ -128,7 +134,9 @@ impl NonceWatch {
     /// Without a chain: jammed if its oldest signed transaction is older than `jam_after` and nothing has ended for as long.
     pub(super) fn without_chain(&mut self, rows: &RelayerRows, jam_after: Duration, now: Timestamp) {
         let old = |since: Timestamp| now.since(since) >= jam_after;
-        let jammed = rows.oldest_signed.filter(|(_, since)| old(*since) && rows.last_ended.is_none_or(old));
+        // Only while it has got work since: an idle relayer with one stuck transaction must be able to show that it works.
+        let busy = rows.recent > 0;
+        let jammed = rows.oldest_signed.filter(|(_, since)| busy && old(*since) && rows.last_ended.is_none_or(old));
         self.cause = jammed.map(|(nonce, _)| JamCause::NothingEnds { nonce });
     }
 }
@@ -235,14 +243,16 @@ mod tests {
 
     #[test]
     fn without_a_chain_nothing_may_have_ended_for_as_long() {
-        let cause = |last_ended: Option<u64>, age: u64| {
+        let cause_with = |recent: u64, last_ended: Option<u64>, age: u64| {
             let mut watch = NonceWatch::default();
-            let rows =
-                RelayerRows { last_ended: last_ended.map(|second| BASE + Duration::from_secs(second)), ..open(5, 9) };
+            let last_ended = last_ended.map(|second| BASE + Duration::from_secs(second));
+            let rows = RelayerRows { last_ended, recent, ..open(5, 9) };
             watch.without_chain(&rows, JAM_AFTER, BASE + Duration::from_secs(age));
             watch.cause
         };
+        let cause = |last_ended, age| cause_with(3, last_ended, age);
         assert_eq!(cause(None, 119), None);
+        assert_eq!(cause_with(0, None, 5000), None, "one stuck transaction of an idle relayer");
         assert_eq!(cause(None, 120), Some(JamCause::NothingEnds { nonce: 5 }));
         assert_eq!(cause(Some(50), 120), None, "another one ended meanwhile");
         assert_eq!(cause(Some(50), 170), Some(JamCause::NothingEnds { nonce: 5 }));

@@ -138,7 +138,7 @@ impl Relayer {
         match &self.rows {
             Some(counted) => {
                 let since = u64::try_from(self.sent - counted.sent_before).unwrap_or(0);
-                counted.rows.recent.saturating_add(since)
+                counted.rows.recent_unsigned.saturating_add(since)
             }
             None => self.load(),
         }
@@ -159,7 +159,9 @@ impl Relayer {
     }
 
     pub(super) fn jam(&self) -> Option<JamCause> {
-        self.nonce_watch.cause.or(self.pending_watch.jammed.then_some(JamCause::PendingRises))
+        // Where the chain shows how far its transactions are, its own count adds nothing.
+        let by_count = self.pending_watch.jammed && !self.nonce_watch.knows_chain();
+        self.nonce_watch.cause.or(by_count.then_some(JamCause::PendingRises))
     }
 
     pub(super) fn failed(&mut self, settings: &RoutingSettings, now: Instant) {

@@ -168,7 +168,7 @@ pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Sta
         .bind(row.block_number)
         .bind(row.relayer_says.as_ref().map(ToString::to_string))
         .bind(at(row.cancel_requested_at))
-        .bind(claim.filter(|claim| claim.unsent).map(|_| true))
+        .bind(claim.filter(|claim| claim.unsent).map(|claim| claim.token.as_bytes().as_slice()))
 }
 
 /// Reads a row back. The outer error is the driver's: the columns are not what this program expects.
@@ -181,6 +181,7 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
     let must = |index: usize| row.try_get::<PrimitiveDateTime, _>(index).map(milliseconds);
     let token: Option<Vec<u8>> = row.try_get(13)?;
     let token = token.and_then(|token| <[u8; 16]>::try_from(token).ok());
+    let unsent: Option<Vec<u8>> = row.try_get(38)?;
     let raw = RawRow {
         id: id.0.into_bytes(),
         kind: row.try_get(1)?,
@@ -210,7 +211,7 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
         block_number: row.try_get(35)?,
         relayer_says: row.try_get_unchecked(36)?,
         cancel_requested_at: at(37)?,
-        claim_unsent: row.try_get(38)?,
+        claim_unsent: unsent.and_then(|token| <[u8; 16]>::try_from(token).ok()),
     };
     Ok(raw.read().map(as_queued))
 }

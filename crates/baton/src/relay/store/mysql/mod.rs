@@ -328,7 +328,7 @@ impl TransactionStore for MySqlStore {
         before: Timestamp,
         max: usize,
     ) -> Result<Vec<BoundRecord>, StoreError> {
-        const SQL: &str = "SELECT ozRelayerTxId, bound_at FROM transactions \
+        const SQL: &str = "SELECT ozRelayerTxId, bound_at FROM transactions FORCE INDEX (transactions_bound_at) \
              WHERE oz_relayer_url = ? AND bound_at < ? AND ozRelayerTxId IS NOT NULL AND imported = 0 \
              AND ozRelayerTxId NOT LIKE 'chain:%' ORDER BY bound_at DESC LIMIT ?";
         let values = &[Value::Text(relayer.0.clone()), Value::from(before), Value::from(max)];
@@ -348,7 +348,7 @@ impl TransactionStore for MySqlStore {
         const SQL: &str = concat!(
             "SELECT ",
             columns!(),
-            " FROM transactions WHERE waits_for = 'bound' AND oz_relayer_url = ? LIMIT ?"
+            " FROM transactions FORCE INDEX (transactions_due) WHERE waits_for = 'bound' AND oz_relayer_url = ? LIMIT ?"
         );
         self.rows(SQL, &[Value::Text(relayer.0.clone()), Value::from(max)]).await
     }

@@ -25,9 +25,11 @@ pub(super) async fn of(
     let row = sqlx::query(
         "SELECT COUNT(*), COUNT(relayer_nonce), MIN(relayer_nonce), MAX(relayer_nonce), \
          COUNT(CASE WHEN bound_at >= ? THEN 1 END), \
-         MIN(CASE WHEN relayer_nonce IS NULL AND bound_at >= ? THEN bound_at END) \
+         MIN(CASE WHEN relayer_nonce IS NULL AND bound_at >= ? THEN bound_at END), \
+         COUNT(CASE WHEN relayer_nonce IS NULL AND bound_at >= ? THEN 1 END) \
          FROM transactions FORCE INDEX (transactions_at_relayer) WHERE relayer = ? AND waits_for = 'bound'",
     )
+    .bind(datetime(recent_since.open_since))
     .bind(datetime(recent_since.open_since))
     .bind(datetime(recent_since.open_since))
     .bind(relayer)
@@ -36,6 +38,7 @@ pub(super) async fn of(
     let (bound, signed) = (number(row.try_get(0)?), number(row.try_get(1)?));
     let (nonce_min, nonce_max): (Option<u64>, Option<u64>) = (row.try_get(2)?, row.try_get(3)?);
     let (bound_lately, oldest_unsigned) = (number(row.try_get(4)?), moment(row.try_get(5)?));
+    let unsigned_lately = number(row.try_get(6)?);
     let oldest_signed = match nonce_min {
         None => None,
         Some(nonce) => {
@@ -77,6 +80,7 @@ pub(super) async fn of(
         bound,
         claimed,
         recent: bound_lately + claimed_lately,
+        recent_unsigned: unsigned_lately + claimed_lately,
         unsigned: bound.saturating_sub(signed),
         oldest_unsigned,
         oldest_signed,

@@ -88,7 +88,7 @@ pub(super) fn execute_with(
     bind(&row.block_number)?;
     bind(&row.relayer_says.as_ref().map(Value::to_string))?;
     bind(&at(row.cancel_requested_at))?;
-    bind(&claim.filter(|claim| claim.unsent).map(|_| true))?;
+    bind(&claim.filter(|claim| claim.unsent).map(|claim| claim.token.into_bytes()))?;
     statement.raw_execute()
 }
 

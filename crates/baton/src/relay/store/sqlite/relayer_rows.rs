@@ -18,11 +18,12 @@ pub(super) fn of(
              WHERE claim_consumer IS NOT NULL AND claim_relayer = ?1",
         )?
         .query_row(params![relayer, recent_since.open_since.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let (bound, signed, nonce_min, nonce_max, bound_lately, oldest_unsigned) = connection
+    let (bound, signed, nonce_min, nonce_max, bound_lately, oldest_unsigned, unsigned_lately) = connection
         .prepare_cached(
             "SELECT COUNT(*), COUNT(relayer_nonce), MIN(relayer_nonce), MAX(relayer_nonce), \
              COUNT(CASE WHEN bound_at >= ?2 THEN 1 END), \
-             MIN(CASE WHEN relayer_nonce IS NULL AND bound_at >= ?2 THEN bound_at END) \
+             MIN(CASE WHEN relayer_nonce IS NULL AND bound_at >= ?2 THEN bound_at END), \
+             COUNT(CASE WHEN relayer_nonce IS NULL AND bound_at >= ?2 THEN 1 END) \
              FROM transactions INDEXED BY transactions_open_at_relayer \
              WHERE relayer_url = ?1 AND check_at IS NOT NULL",
         )?
@@ -34,6 +35,7 @@ pub(super) fn of(
                 row.get::<_, Option<u64>>(3)?,
                 row.get::<_, u64>(4)?,
                 row.get::<_, Option<i64>>(5)?,
+                row.get::<_, u64>(6)?,
             ))
         })?;
     let oldest_signed: Option<(u64, i64)> = connection
@@ -61,6 +63,7 @@ pub(super) fn of(
         bound,
         claimed,
         recent: bound_lately + claimed_lately,
+        recent_unsigned: unsigned_lately + claimed_lately,
         unsigned: bound - signed,
         oldest_unsigned: oldest_unsigned.map(Timestamp),
         oldest_signed: oldest_signed.map(|(nonce, at)| (nonce, Timestamp(at))),

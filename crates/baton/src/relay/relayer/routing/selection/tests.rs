@@ -325,11 +325,12 @@ fn without_a_fixed_cap_it_follows_what_the_relayer_ends() {
     router.counted(0, router.counting(0), RelayerRows { ended: 64, ..rows(0, 0) }, AT, now);
     all_up(&mut router, &[0], now);
     assert_eq!((router.view(now)[0].cap, counts(&mut router, 128, now)), (128, vec![128]));
-    let behind = RelayerRows { oldest_unsigned: Some(AT - Duration::from_secs(31)), ..rows(17, 0) };
+    let behind =
+        RelayerRows { oldest_unsigned: Some(AT - Duration::from_secs(31)), recent_unsigned: 17, ..rows(17, 0) };
     router.counted(0, router.counting(0), behind.clone(), AT, now);
     assert_eq!((router.view(now)[0].cap, router.view(now)[0].skipped), (16, Some(Reason::Full)));
-    router.counted(0, router.counting(0), RelayerRows { recent: 3, ..behind }, AT, now);
-    assert_eq!(router.view(now)[0].skipped, None, "what it has had for long does not fill it");
+    router.counted(0, router.counting(0), RelayerRows { recent_unsigned: 3, ..behind }, AT, now);
+    assert_eq!(router.view(now)[0].skipped, None, "what it has signed, or has had for long, does not fill it");
 }
 
 #[test]
