@@ -64,6 +64,7 @@ pub fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
         | Mutation::HastySecondLook
         | Mutation::TakesUnproven
         | Mutation::NoUnprovenWait
+        | Mutation::TrustsAnyList
         | Mutation::FillerByName => 300 + world.rng.below(300),
         _ if small => 40 + world.rng.below(200),
         _ => 120 + world.rng.below(400),

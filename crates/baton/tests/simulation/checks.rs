@@ -6,7 +6,7 @@ use baton::timestamp::Timestamp;
 use relayer_sim::Status as RecordStatus;
 
 use super::chain::{ChainTransaction, EvmChain};
-use super::setup::Mutation;
+use super::setup::{Mutation, Narrowed};
 use super::world::{CLOCK_SKEW, Effect, RETENTION, TIMINGS, World, relayer_index};
 
 impl World {
@@ -136,6 +136,10 @@ impl World {
         if !row.outcome_unknown() {
             return Err(format!("t{index} is {} and nothing works on it", row.status));
         }
+        if self.is_contested(index) {
+            self.counters.contested += 1;
+            return Ok(());
+        }
         if let (Some(chain), Some(_)) = (&self.evm, &row.binding) {
             return self.is_never_on_chain(index, chain).map(|()| self.counters.never_on_chain += 1);
         }
@@ -180,6 +184,25 @@ impl World {
             _ => {}
         }
         Err(format!("t{index} stays of unknown outcome, and its relayer remembers everything"))
+    }
+
+    /// Whether a row and an equal one, both of unknown outcome at the same relayer, wait for each other, because one of them
+    /// was forgotten before its nonce was reported.
+    fn is_contested(&self, index: usize) -> bool {
+        let relayer = |row: &Transaction| {
+            let claimed = row.claim.as_ref().map(|claim| claim.relayer.clone());
+            claimed.or_else(|| row.binding.as_ref().map(|binding| binding.relayer.clone()))
+        };
+        let nameless = |row: &Transaction| {
+            row.binding.as_ref().is_some_and(|binding| binding.forgotten_since.is_some() && binding.nonce.is_none())
+        };
+        let row = &self.rows[index];
+        let mut others = self.rows.iter().enumerate().filter(|(other, _)| *other != index);
+        let waits = others.any(|(place, other)| {
+            let equal = self.truth[place].effect == self.truth[index].effect && relayer(other) == relayer(row);
+            equal && !other.status.is_final() && other.outcome_unknown() && (nameless(row) || nameless(other))
+        });
+        self.evm.is_some() && Narrowed::EqualForgotten.is_on() && waits
     }
 
     /// Whether a row's relayer has stored it and lost its job: it is `pending` there for good.

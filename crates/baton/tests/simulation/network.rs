@@ -300,7 +300,7 @@ impl World {
         let late = Duration::from_millis(late as u64);
         let likely: &[PostFault] = match self.shape {
             Mutation::TakesUnproven => &[PostFault::ErrorAfterStoring, PostFault::CutAfterStoring],
-            Mutation::TakesOldest | Mutation::NoUnprovenWait => {
+            Mutation::TakesOldest | Mutation::NoUnprovenWait | Mutation::TrustsAnyList => {
                 &[PostFault::HangAfterStoring, PostFault::CutAfterStoring]
             }
             Mutation::IgnoresTaken => &[PostFault::ErrorBeforeStoring],

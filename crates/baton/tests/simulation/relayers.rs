@@ -61,7 +61,7 @@ impl Node {
         };
         let step = |rng: &mut Rng| Duration::from_millis(rng.pick(&[3, 20, 1000, 5000]));
         // A relayer that is slow to sign, but gives nothing up yet.
-        let slow = shape == Mutation::NoUnprovenWait;
+        let slow = matches!(shape, Mutation::NoUnprovenWait | Mutation::TrustsAnyList);
         let sent = if slow { Duration::from_secs(90) } else { step(rng) };
         let submitted = sent + step(rng);
         let confirmed = submitted + step(rng);

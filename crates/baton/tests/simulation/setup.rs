@@ -158,6 +158,8 @@ pub enum Narrowed {
     /// A call that a relayer signs under two nonces may end an equal row as well. Narrowed: where relayers sign twice, no two
     /// calls are equal.
     EqualSignedTwice,
+    /// A forgotten row without a nonce and an equal row of unknown outcome wait for each other. Narrowed: they may.
+    EqualForgotten,
 }
 
 impl Narrowed {
@@ -235,10 +237,12 @@ pub enum Mutation {
     AcceptsOtherCall,
     /// Gap fillers are told apart by their name alone.
     FillerByName,
+    /// A list that contradicts itself proves absence.
+    TrustsAnyList,
 }
 
 impl Mutation {
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::NoClaim,
         Self::NoFence,
         Self::LateFence,
@@ -270,6 +274,7 @@ impl Mutation {
         Self::UnlistedIsRefusal,
         Self::AcceptsOtherCall,
         Self::FillerByName,
+        Self::TrustsAnyList,
     ];
 
     /// The timings that processes run with.
@@ -296,6 +301,7 @@ impl Mutation {
                 | Self::NoUnprovenWait
                 | Self::IgnoresTaken
                 | Self::ReroutesOnWebhook
+                | Self::TrustsAnyList
         )
     }
 
@@ -321,6 +327,7 @@ impl Mutation {
             Self::BelievesFailed => Some(baton::mutations::Mutation::BelievesFailed),
             Self::BelievesConfirmed => Some(baton::mutations::Mutation::BelievesConfirmed),
             Self::AcceptsOtherCall => Some(baton::mutations::Mutation::AcceptsOtherCall),
+            Self::TrustsAnyList => Some(baton::mutations::Mutation::TrustsAnyList),
             _ => None,
         }
     }
@@ -367,7 +374,7 @@ impl Setup {
             Mutation::NonceLostAlone => &[Fault::Signed, Fault::GapFiller],
             Mutation::NoFinality => &[Fault::Signed, Fault::GapFiller, Fault::Blocks],
             Mutation::ResendsWhileOpen => &[Fault::LoseLast, Fault::Blocks],
-            Mutation::NoUnprovenWait => &[Fault::Lists],
+            Mutation::NoUnprovenWait | Mutation::TrustsAnyList => &[Fault::Lists],
             Mutation::ReroutesOnWebhook => &[Fault::Webhook],
             Mutation::UnlistedIsRefusal => &[Fault::Proxy],
             Mutation::AcceptsOtherCall => &[Fault::Proxy, Fault::BadAnswer],

@@ -282,6 +282,7 @@ pub struct Counters {
     pub unverified: u64,
     pub waits_for_job: u64,
     pub never_on_chain: u64,
+    pub contested: u64,
 }
 
 impl Counters {
@@ -318,6 +319,7 @@ impl Counters {
             (&mut self.unverified, other.unverified),
             (&mut self.waits_for_job, other.waits_for_job),
             (&mut self.never_on_chain, other.never_on_chain),
+            (&mut self.contested, other.contested),
         ];
         for (sum, more) in pairs {
             *sum += more;

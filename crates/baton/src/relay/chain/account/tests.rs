@@ -79,6 +79,7 @@ async fn history(state: fn(usize) -> State) -> Result<AccountHistory, ChainError
         forwarder: None,
         decides: true,
         finality_blocks: 4,
+        calls_per_second: None,
     };
     let node = Arc::new(Node { calls: AtomicUsize::new(0), state });
     let chain = Arc::new(Chain::over(node, &config).unwrap());
