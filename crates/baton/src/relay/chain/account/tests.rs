@@ -71,7 +71,6 @@ impl Transport for Node {
 
 async fn history(state: fn(usize) -> State) -> Result<AccountHistory, ChainError> {
     let config = ChainConfig {
-        calls_per_second: None,
         rpc_url: Secret::new("http://node"),
         rpc_timeout: Duration::from_secs(1),
         chain_id: None,
