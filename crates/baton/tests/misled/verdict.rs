@@ -188,7 +188,7 @@ impl Verdict {
         }
     }
 
-    /// Everything that is false, whoever was misled by it.
+    /// Every false statement and every double.
     pub fn wrong(&self) -> Vec<&String> {
         let lists = [
             &self.doubles,

@@ -113,7 +113,7 @@ async fn until_unknown(relay: &RelayFixture, id: &str) {
     .await;
 }
 
-/// Waits until Baton has logged this action so many times.
+/// Waits until Baton has logged this action `times` times.
 async fn until_logged(relay: &RelayFixture, action: &str, times: usize) {
     eventually_ok(SOON, format!("{action} in the log"), || async {
         let found = relay.api.output().matches(action).count();

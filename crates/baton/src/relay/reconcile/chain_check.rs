@@ -218,7 +218,7 @@ impl ChainCheck {
         }
     }
 
-    /// Whether the relayer has not known it for so long that it cannot come back: a relayer gives an unsigned record up
+    /// Whether the relayer has not known it for longer than a record can stay unsigned: a relayer gives an unsigned record up
     /// after two minutes.
     fn is_long_forgotten(&self, row: &Transaction) -> bool {
         let since = row.binding.as_ref().and_then(|binding| binding.forgotten_since);

@@ -95,7 +95,7 @@ impl ChainCheck {
             return Ok(Err("the relayer does not say which nonce comes next".to_owned()));
         }
         let mut owned: BTreeSet<u64> = listing.map(|listing| listing.nonces.clone()).unwrap_or_default();
-        // A record of this very call belongs to nobody else unless a row says so, below.
+        // The nonce of a record of this very call is owned only if another row says so, below.
         for record in listing.iter().flat_map(|listing| &listing.records).filter(|record| row.call.matches(record)) {
             record.nonce.map(|nonce| owned.remove(&nonce));
         }
