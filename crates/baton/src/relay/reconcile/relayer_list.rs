@@ -55,6 +55,8 @@ pub struct Coverage<'a> {
 
 /// Maximum number of pages read of a relayer's list.
 const PAGES_MAX: u64 = 200;
+/// Maximum number of pages read beyond that for records of ours that have not come up yet.
+const PAGES_FURTHER: u64 = 20;
 /// Maximum number of missing records that the relayer is asked for one by one.
 const MISSING_ASKED_MAX: usize = 20;
 /// Assumed difference of the clocks where neither a record of ours nor a `Date` header shows it.
@@ -70,6 +72,7 @@ pub async fn read(
     let mut reading = ListReading::new(coverage.witnesses, coverage.skew);
     let mut records = Vec::new();
     let mut finished = false;
+    let mut further = PAGES_FURTHER;
     for number in 1..=PAGES_MAX {
         let (page, date) = client.transactions(number, coverage.timeout).await?;
         if let Some(date) = date {
@@ -79,7 +82,12 @@ pub async fn read(
         for record in reading.add(number, &page).into_iter().filter(relevant) {
             records.push(record.clone());
         }
-        if page.is_last() || reading.reaches(coverage.reach) {
+        // A record that was bound long after the relayer stored it is further down.
+        let far_enough = reading.reaches(coverage.reach) && {
+            further = further.saturating_sub(1);
+            further == 0 || reading.missing(read_at).next().is_none()
+        };
+        if page.is_last() || far_enough {
             finished = true;
             reading.end(page.is_last());
             break;
