@@ -74,7 +74,7 @@ const PRODUCT_HELP: &str = "Measures the `baton` binary of the same target direc
 
 const RELAY_HELP: &str = "The servers of the mysql-* engines come from the product's variables: DATABASE_URL (only its \
     server is used), SQS_ENDPOINT_URL with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or RABBITMQ_URL; and REDIS_URL if \
-    set. The benchmark creates a database and queues named baton_bench_… on them and removes both afterwards. \
+    set. The services get RPC_URL, if set. The benchmark creates a database and queues named baton_bench_… on them and removes both afterwards. \
     `scripts/services start` runs such servers.";
 
 const USERS_HELP: &str = "PostgreSQL and RabbitMQ come from USERS_DATABASE_URL (only its server is used) and \

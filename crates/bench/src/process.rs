@@ -90,9 +90,10 @@ impl Drop for ServiceProcess {
     }
 }
 
-/// The variables of a service with this data directory and these relayers.
+/// The variables of a service with this data directory and these relayers; and `RPC_URL`, if the benchmark has it.
 pub fn service_vars(directory: &Path, relayer_urls: &str) -> Vars {
-    vec![
+    let rpc_url = std::env::var("RPC_URL").ok().filter(|url| !url.is_empty());
+    let mut vars = vec![
         ("BATON_DATA_DIR", directory.display().to_string()),
         ("RELAY_API_KEY", API_KEY.to_owned()),
         ("OZ_RELAYER_URLS", relayer_urls.to_owned()),
@@ -101,7 +102,9 @@ pub fn service_vars(directory: &Path, relayer_urls: &str) -> Vars {
         ("RELAYER_RATE_PER_SECOND", "0".to_owned()),
         ("RELAYER_MAX_IN_FLIGHT", "10000000".to_owned()),
         ("RELAYER_HEALTH_INTERVAL_MS", "1000".to_owned()),
-    ]
+    ];
+    vars.extend(rpc_url.map(|url| ("RPC_URL", url)));
+    vars
 }
 
 /// The configuration of a command with these variables, to open the engine of a service in this process.
