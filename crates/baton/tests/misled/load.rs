@@ -12,8 +12,6 @@ use crate::relay_fixture::{API_KEY, SOON};
 use crate::world::{Run, World};
 
 const CLIENTS: usize = 8;
-/// Accepted transactions a second, on average.
-const PER_SECOND: f64 = 10.0;
 /// One in this many calls is made by two clients.
 const TWINS: u32 = 12;
 /// One in this many calls reverts.
@@ -59,7 +57,7 @@ impl Load {
                 let mut sent = Vec::new();
                 let mut rng = dice(&[self.run.seed, 2, client as u64]);
                 for (serial, twin) in own {
-                    let pause = rng.random_range(0.0..2.0 * CLIENTS as f64 / PER_SECOND);
+                    let pause = rng.random_range(0.0..2.0 * CLIENTS as f64 / self.run.per_second as f64);
                     tokio::time::sleep(Duration::from_secs_f64(pause)).await;
                     sent.push(Sent { id: self.send(serial, twin).await, serial });
                 }

@@ -2,7 +2,8 @@
 //! consumers in front of them; consumers and relayers killed while it runs. Afterwards the chain is the judge.
 //!
 //! `MISLED_TRANSACTIONS=2000 MISLED_SEED=7 cargo test -p baton --test misled -- --nocapture` is the large run; without the
-//! two variables it is small and its seed is random. `scripts/services install` installs the chain, and each run starts one
+//! two variables it is small, and its seed is always the same. `MISLED_PER_SECOND` (10) is the clients' rate, and `MISLED_RPC=0`
+//! takes `RPC_URL` away: the calm run then shows what the chain costs in submissions a second. `scripts/services install` installs the chain, and each run starts one
 //! of its own. The seed fixes what is sent, which fault strikes which attempt, and who is killed when; the processes' own
 //! interleaving is not fixed.
 

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use alloy_primitives::Address;
+use baton::timestamp::Timestamp;
 use harness::chain::Chain;
 use serde_json::{Value, json};
 
@@ -99,6 +100,7 @@ impl Verdict {
             }
         }
         verdict.note_reasons(&rows, &timelines);
+        verdict.note_submissions(&timelines);
         verdict.note_figures(&world, storm, sent_for, took);
         verdict.tell(&world, &ids, &rows, &by_serial, &timelines);
         verdict
@@ -166,6 +168,19 @@ impl Verdict {
             let marks: Vec<&str> =
                 marks.iter().filter(|(field, _)| row[field] == json!(true)).map(|(_, m)| *m).collect();
             *self.reasons.entry(format!("{status} {marks:?} {}", without_names(&reason))).or_default() += 1;
+        }
+    }
+
+    /// The rate at which rows were first bound to a relayer's record.
+    fn note_submissions(&mut self, timelines: &HashMap<String, Vec<Value>>) {
+        let first = |steps: &Vec<Value>| {
+            let bound = steps.iter().find(|step| step["action"] == "submitted")?;
+            Timestamp::parse(bound["at"].as_str()?)
+        };
+        let times: Vec<Timestamp> = timelines.values().filter_map(first).collect();
+        if let (Some(first), Some(last)) = (times.iter().min(), times.iter().max()) {
+            let rate = times.len() as f64 / last.since(*first).as_secs_f64();
+            self.figures.push(("submissions a second".to_owned(), format!("{rate:.0}")));
         }
     }
 

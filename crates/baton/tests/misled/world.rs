@@ -42,6 +42,8 @@ pub struct Run {
     pub calm: bool,
     /// One relayer executes some POSTs twice.
     pub sent_twice: bool,
+    /// Accepted transactions a second, on average.
+    pub per_second: u64,
 }
 
 impl Run {
@@ -51,7 +53,8 @@ impl Run {
             Err(_) => default,
         };
         let (seed, transactions) = (number("MISLED_SEED", 20_261_118), number("MISLED_TRANSACTIONS", 150) as usize);
-        Self { name, seed, transactions, rpc: true, calm: false, sent_twice: false }
+        let (rpc, per_second) = (number("MISLED_RPC", 1) == 1, number("MISLED_PER_SECOND", 10));
+        Self { name, seed, transactions, rpc, calm: false, sent_twice: false, per_second }
     }
 }
 
@@ -177,7 +180,7 @@ fn set_up(run: &Run, keys: &[PrivateKeySigner], rpc: &RpcProxy) -> RelaySetup {
         .env("RELAYER_JAM_AFTER_MS", "5000")
         // Each health check costs a call to the chain, which the figures would show.
         .env("RELAYER_HEALTH_INTERVAL_MS", "1000")
-        .env("RELAYER_MAX_IN_FLIGHT", "200");
+        .env("RELAYER_MAX_IN_FLIGHT", (run.per_second * 20).to_string());
     if run.rpc {
         setup = setup.env("RPC_URL", rpc.url());
     }
