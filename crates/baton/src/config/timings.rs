@@ -51,6 +51,11 @@ impl Timings {
         self.claim_check
     }
 
+    /// Time after a cancellation was asked for at which a relayer's record shows whether it was signed meanwhile.
+    pub fn cancel_settles(&self) -> Duration {
+        self.unproven_wait / 5
+    }
+
     /// How long the kernel goes on with a connection whose bytes are not acknowledged.
     ///
     /// A running process closes a connection after [`Timings::submit_timeout`], which drops what was not delivered. A frozen

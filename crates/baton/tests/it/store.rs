@@ -35,6 +35,8 @@ use uuid::Uuid;
 
 use fixture::{StoreFixture, bind, claim, now, row};
 
+const HOUR: Duration = Duration::from_secs(3600);
+
 on_every_database! {
     a_row_is_read_back_unchanged_in_every_state
     a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one
@@ -360,12 +362,14 @@ async fn the_records_bound_last_to_a_relayer_are_known(fixture: &StoreFixture) {
     assert_eq!(open, [first.id, claimed.id, on_chain.id]);
     assert_eq!(store.open_at(&relayer, 2).await.unwrap().len(), 2);
     assert_eq!(store.open_at(&other, 10).await.unwrap(), []);
-    assert_eq!(store.forgotten_at(&relayer, Timestamp(0)).await.unwrap(), 0);
+    assert_eq!(store.forgotten_at(&relayer, Timestamp(0), HOUR).await.unwrap(), 0);
     let forgotten = moved.transaction.forgotten(Forgotten::NotKnown, later, later).unwrap();
     assert!(matches!(store.save(&forgotten).await.unwrap(), Saved::Yes { .. }));
-    assert_eq!(store.forgotten_at(&relayer, later).await.unwrap(), 1);
-    assert_eq!(store.forgotten_at(&relayer, far).await.unwrap(), 0);
-    assert_eq!(store.forgotten_at(&other, Timestamp(0)).await.unwrap(), 0);
+    assert_eq!(store.forgotten_at(&relayer, later, HOUR).await.unwrap(), 1);
+    assert_eq!(store.forgotten_at(&relayer, far, HOUR).await.unwrap(), 0);
+    let kept = later.since(bound_at) - Duration::from_secs(1);
+    assert_eq!(store.forgotten_at(&relayer, later, kept).await.unwrap(), 0, "the relayer deleted it in its time");
+    assert_eq!(store.forgotten_at(&other, Timestamp(0), HOUR).await.unwrap(), 0);
 }
 
 async fn concurrent_timeline_steps_get_distinct_numbers(fixture: &StoreFixture) {

@@ -5,12 +5,11 @@ use baton::relay::state::transaction::{
     Binding, ConsumerId, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
 };
 use baton::timestamp::Timestamp;
-use relayer_sim::Outcome;
 use uuid::Uuid;
 
 use super::network::url;
 use super::relayers::{Making, Node, SIGNED_FAILURES};
-use super::setup::{Fault, Mutation, Narrowed, Setup};
+use super::setup::{Fault, Mutation, Setup};
 use super::world::{CONTENTS, Effect, HISTORY, Process, SIGNERS, TIMINGS, Truth, World, direct_request};
 
 /// What a client posts.
@@ -73,21 +72,12 @@ pub fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
 }
 
 /// Relayers, with a transaction from long ago at most of them, and processes.
-pub fn build(world: &mut World, shape: Mutation, posts: &mut Vec<(i64, Post)>) {
+pub fn build(world: &mut World, shape: Mutation) {
     let (faults, now) = (world.faults, world.now);
     let chain = world.evm.is_some();
     // What no chain would tell is left out where there is none.
     let signed = world.rng.pick(if chain { &SIGNED_FAILURES } else { &SIGNED_FAILURES[..2] });
     let signed = shape.likely_outcome().unwrap_or(signed);
-    let twice = world.has(Fault::Signed) && signed == Outcome::GivenUpButSentAgain;
-    if twice && Narrowed::EqualSignedTwice.is_on() {
-        posts.truncate(CONTENTS);
-        for (content, (_, post)) in
-            posts.iter_mut().enumerate().filter(|(_, (_, post))| matches!(post, Post::Direct(_)))
-        {
-            *post = Post::Direct(content);
-        }
-    }
     let making = Making { skewed: world.has(Fault::Skew), faults, chain, shape, signed, now };
     for index in 0..2 {
         // With a witness, a relayer that has lost its memory is found out.

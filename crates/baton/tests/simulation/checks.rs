@@ -186,8 +186,8 @@ impl World {
         Err(format!("t{index} stays of unknown outcome, and its relayer remembers everything"))
     }
 
-    /// Whether a row and an equal one, both of unknown outcome at the same relayer, wait for each other, because one of them
-    /// was forgotten before its nonce was reported.
+    /// Whether a row waits for an equal one at the same relayer that has no nonce: the other one waits for its job there, or
+    /// both are of unknown outcome, because one of them was forgotten before its nonce was reported.
     fn is_contested(&self, index: usize) -> bool {
         let relayer = |row: &Transaction| {
             let claimed = row.claim.as_ref().map(|claim| claim.relayer.clone());
@@ -200,9 +200,11 @@ impl World {
         let mut others = self.rows.iter().enumerate().filter(|(other, _)| *other != index);
         let waits = others.any(|(place, other)| {
             let equal = self.truth[place].effect == self.truth[index].effect && relayer(other) == relayer(row);
-            equal && !other.status.is_final() && other.outcome_unknown() && (nameless(row) || nameless(other))
+            let forgotten = other.outcome_unknown() && (nameless(row) || nameless(other));
+            let forgotten = forgotten && Narrowed::EqualForgotten.is_on();
+            equal && !other.status.is_final() && (forgotten || self.waits_for_job(place))
         });
-        self.evm.is_some() && Narrowed::EqualForgotten.is_on() && waits
+        self.evm.is_some() && waits
     }
 
     /// Whether a row's relayer has stored it and lost its job: it is `pending` there for good.

@@ -104,8 +104,8 @@ pub fn run(setup: &Setup) -> Ended {
     #[cfg(feature = "mutations")]
     baton::mutations::set(setup.mutation.of_pure_code());
     let mut world = World::new(setup);
-    let (mut posts, faulty_steps) = plan(&mut world, setup);
-    build(&mut world, setup.shape, &mut posts);
+    let (posts, faulty_steps) = plan(&mut world, setup);
+    build(&mut world, setup.shape);
     let consumers = world.processes.len();
     let (faults, mode, preflight, chain) = (world.faults, world.mode, world.preflight, world.evm.is_some());
     note!(world, "faults {faults:#x}, {mode:?}, {consumers} consumers, pre-flight {preflight}, chain {chain}");

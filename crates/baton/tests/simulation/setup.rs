@@ -155,9 +155,6 @@ impl Fault {
 /// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Narrowed {
-    /// A call that a relayer signs under two nonces may end an equal row as well. Narrowed: where relayers sign twice, no two
-    /// calls are equal.
-    EqualSignedTwice,
     /// A forgotten row without a nonce and an equal row of unknown outcome wait for each other. Narrowed: they may.
     EqualForgotten,
 }

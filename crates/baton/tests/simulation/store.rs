@@ -1,6 +1,8 @@
 //! The simulated store: the contract of [`TransactionStore`] in memory, with saves that compare versions, and failures
 //! before and after the commit. Each save is checked against what a row may do.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use baton::relay::request::forward::Signer;
 use baton::relay::state::transaction::{
@@ -219,11 +221,12 @@ impl TransactionStore for SimStore {
         .await
     }
 
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError> {
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
         self.read(|world| {
             let forgotten = world.rows.iter().filter(|row| !row.status.is_final()).filter(|row| {
                 let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer);
-                binding.and_then(|binding| binding.forgotten_since).is_some_and(|at| at >= since)
+                let lost = |binding: &Binding| binding.forgotten_since.filter(|at| at.since(binding.at) < kept);
+                binding.and_then(lost).is_some_and(|at| at >= since)
             });
             forgotten.count() as u64
         })

@@ -203,18 +203,25 @@ impl ChainCheck {
             }
             ChainFinding::Contested => Ok(Looked::Open(CONTESTED.to_owned())),
             ChainFinding::Open => Ok(Looked::Open("its nonce is not used for good yet".to_owned())),
-            // A record that the relayer lost before it signed it. Nothing that waits to be mined may be this call.
-            ChainFinding::Unproven(why) => match word {
-                RelayerWord::Forgotten if nonce.is_none() && row.is_unsigned() && self.is_long_forgotten(row) => {
-                    match self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
-                        Ok(()) => {
-                            self.not_executed(row, "the relayer has lost it and the chain does not have it").await
-                        }
-                        Err(why) => Ok(Looked::Open(why)),
+            // A record that the relayer lost, or canceled, before it signed it. Nothing that waits to be mined may be this
+            // call.
+            ChainFinding::Unproven(why) => {
+                let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
+                let gone = match word {
+                    RelayerWord::Forgotten if self.is_long_forgotten(row) => "the relayer has lost it",
+                    RelayerWord::Says(said) if row.is_cancel_certain(said, now, timings) => {
+                        "the relayer has canceled it unsigned"
                     }
+                    _ => return Ok(Looked::Open(why.to_owned())),
+                };
+                if nonce.is_some() || !row.is_unsigned() {
+                    return Ok(Looked::Open(why.to_owned()));
                 }
-                _ => Ok(Looked::Open(why.to_owned())),
-            },
+                match self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
+                    Ok(()) => self.not_executed(row, &format!("{gone} and the chain does not have it")).await,
+                    Err(why) => Ok(Looked::Open(why)),
+                }
+            }
         }
     }
 
@@ -227,17 +234,10 @@ impl ChainCheck {
     }
 
     pub(super) async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {
-        // The account that the relayer answered with when it took the row. It may sign with another key since.
-        let bound = row.binding.as_ref().and(row.from.as_deref()).and_then(|from| from.parse().ok());
-        if bound.is_some() {
-            return bound;
+        if let Some(known) = bound_account(row) {
+            return Some(known);
         }
-        if let Some(client) = self.pool.ask_one(relayer)
-            && let Some(address) = client.address(self.question_timeout).await
-        {
-            return Some(address);
-        }
-        row.from.as_deref().and_then(|from| from.parse().ok())
+        self.pool.ask_one(relayer)?.address(self.question_timeout).await
     }
 
     async fn executed(
@@ -249,7 +249,15 @@ impl ChainCheck {
         agrees: Option<&Report>,
     ) -> Result<Looked, Trouble> {
         let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
-        let mut report = self.report(row, &binding.tx_id, mined, from, receipt).await;
+        let named = match binding.nonce {
+            Some(nonce) => nonce == mined.nonce,
+            None => row.hash == Some(mined.hash.to_string()),
+        };
+        let tx_id = if named { binding.tx_id.clone() } else { RelayerTxId(format!("chain:{}", mined.hash)) };
+        if !named && !self.own(row, &tx_id, mined).await? {
+            return Ok(Looked::Open(CONTESTED.to_owned()));
+        }
+        let mut report = self.report(row, &tx_id, mined, from, receipt).await;
         // The record of a relayer that is right is the result in confirm mode.
         if let Some(said) = agrees {
             (report.raw, report.confirmed_at) = (said.raw.clone(), said.confirmed_at);
@@ -259,6 +267,27 @@ impl ChainCheck {
         info!(transactionId = %row.id, action = "chain_decided", hash = %mined.hash, block = receipt.block, "the chain says {finding}");
         self.guarded.apply(row.id, &report, Origin::Chain).await?;
         Ok(Looked::Settled)
+    }
+
+    /// Makes the row the only owner of a transaction whose nonce its relayer did not name. Equal rows may find the same
+    /// transaction at the same time, and the store lets only one of them have it.
+    async fn own(
+        &self,
+        row: &Transaction,
+        tx_id: &RelayerTxId,
+        mined: &AccountTransaction,
+    ) -> Result<bool, StoreError> {
+        let Some(binding) = &row.binding else { return Ok(false) };
+        let now = self.guarded.clock.now();
+        let decide = |now_row: &Transaction| match &now_row.binding {
+            Some(held) if held.tx_id == binding.tx_id => now_row.found_on_chain(tx_id, mined.nonce, now),
+            _ => Err(MOVED),
+        };
+        match self.guarded.update(row.id, decide).await {
+            Ok(Updated::Moved(_)) => Ok(true),
+            Ok(Updated::Refused(..) | Updated::Missing) | Err(StoreError::Conflict { .. }) => Ok(false),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// A mined transaction as a report, so that it takes the same way as every other.
@@ -327,6 +356,12 @@ impl ChainCheck {
     }
 }
 
+/// The account that the relayer answered with when it took the row. It may sign with another key since. A row without a
+/// binding may still show the account of a relayer that it has left.
+fn bound_account(row: &Transaction) -> Option<Address> {
+    row.binding.as_ref().and(row.from.as_deref()).and_then(|from| from.parse().ok())
+}
+
 fn unfounded_confirmation(row: &Transaction) {
     counter!("baton_unfounded_confirmations_total").increment(1);
     error!(transactionId = %row.id, action = "unfounded_confirmation", "the relayer says confirmed, and the chain does not have it");
@@ -359,5 +394,36 @@ impl From<ChainError> for Trouble {
 impl From<StoreError> for Trouble {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::config::Timings;
+    use crate::relay::request::call::DirectRequest;
+    use crate::relay::state::transaction::{ConsumerId, TransactionId};
+
+    const FIRST: &str = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8";
+
+    #[test]
+    fn a_row_that_has_left_a_relayer_is_not_looked_for_in_that_relayers_account() {
+        let (now, timings, token) = (Timestamp(0), Timings::DEFAULT, Uuid::from_u128(1));
+        let to = "0x5fbdb2315678afecb367f032d93f642f64180aa3";
+        let request = DirectRequest::parse(&json!({ "to": to, "value": "1", "data": "0xab" })).unwrap();
+        let row = Transaction::accepted(TransactionId(Uuid::from_u128(1)), &request, String::new(), now, &timings);
+        let consumer = ConsumerId("c1".into());
+        let claim = |row: &Transaction, relayer: &str| {
+            row.claim(&consumer, token, &RelayerUrl(relayer.into()), "idle", now, &timings).unwrap().transaction
+        };
+        let first = claim(&row, "http://r1");
+        let id = RelayerTxId("oz-1".into());
+        let bound = first.bind(token, &id, Some(FIRST), "it answered", now, &timings).unwrap().transaction;
+        assert_eq!(bound_account(&bound), Some(FIRST.parse().unwrap()));
+        let left = bound.not_executed("another call used its nonce", now, &timings).unwrap().0.transaction;
+        assert_eq!(bound_account(&claim(&left, "http://r2")), None);
     }
 }

@@ -257,7 +257,7 @@ impl Reconciler {
                     counter!("baton_reconciler_total", "finding" => "news-missed").increment(1);
                 }
                 if self.is_idle(row, &report) {
-                    self.cancel(row, &client, now + pause).await?;
+                    self.cancel(row, &client, now + pause.min(self.guarded.timings.cancel_settles())).await?;
                 } else if !self.settled_by_chain(row, RelayerWord::Says(&report)).await? {
                     self.look_again_if_due(row, now + pause).await?;
                 }
@@ -329,7 +329,9 @@ impl Reconciler {
         let Some(chain) = &self.chain else { return Ok(false) };
         let said = if let RelayerWord::Says(said) = word { Some(said) } else { None };
         let forgotten = matches!(word, RelayerWord::Forgotten);
-        let wanted = said.is_some_and(|said| row.needs_chain(said)) || forgotten || chain.is_overdue(row);
+        let now = self.guarded.clock.now();
+        let ended = said.is_some_and(|said| row.needs_chain(said, now, &self.guarded.timings));
+        let wanted = ended || forgotten || chain.is_overdue(row);
         if !wanted {
             return Ok(false);
         }

@@ -215,7 +215,8 @@ impl UnknownOutcomes {
             Ok(listing) => listing,
             Err(failure) => return Ok(Err(failure)),
         };
-        if listing.unproven.is_none() && store.forgotten_at(relayer, earliest).await? > 0 {
+        let retained = self.settings.relayer_retention.saturating_sub(self.settings.clock_skew);
+        if listing.unproven.is_none() && store.forgotten_at(relayer, earliest, retained).await? > 0 {
             listing.unproven = Some("the relayer has forgotten transactions since then");
         }
         if let Some(why) = listing.unproven {

@@ -120,10 +120,12 @@ impl Transaction {
             // The row has left that relayer: it failed the record unsigned, or the chain proved that it was not made.
             let mined = matches!(report.status, ReportedStatus::Confirmed | ReportedStatus::Open(Progress::Mined));
             return match &report.hash {
-                Some(hash) if mined && self.call.is_still(report) => Verdict::DoubleSend(Step::new(
-                    "double-send",
-                    format!("{}, which was given up, is on the chain after all, with hash {hash}", report.tx_id),
-                )),
+                Some(hash) if mined && self.hash.as_ref() != Some(hash) && self.call.is_still(report) => {
+                    Verdict::DoubleSend(Step::new(
+                        "double-send",
+                        format!("{}, which was given up, is on the chain after all, with hash {hash}", report.tx_id),
+                    ))
+                }
                 _ => Verdict::Ignore("the transaction is no longer with that relayer"),
             };
         };
@@ -156,6 +158,10 @@ impl Transaction {
                 next.check_at = None;
                 let detail = format!("hash {}", next.hash.as_deref().unwrap_or("unknown"));
                 Verdict::Move(Box::new(moved(next, "confirmed", detail)))
+            }
+            // The relayer may have been signing it while it canceled it.
+            ReportedStatus::Canceled if self.may_reroute(report) && !self.is_cancel_certain(report, now, timings) => {
+                Verdict::Ignore("canceled at Baton's request a moment ago")
             }
             // A webhook may be another relayer's, or older than what the relayer would say now: it is asked first.
             ReportedStatus::Failed | ReportedStatus::Canceled
@@ -194,10 +200,11 @@ impl Transaction {
 
     /// Whether the chain must confirm this report before it counts. A relayer is wrong about signed transactions more
     /// often than about anything else: it broadcasts, fails to store that, and later finds its nonce used.
-    pub fn needs_chain(&self, report: &Report) -> bool {
+    pub fn needs_chain(&self, report: &Report, now: Timestamp, timings: &Timings) -> bool {
         let bound = self.binding.as_ref().is_some_and(|binding| binding.tx_id == report.tx_id);
         let ended = match report.status {
             ReportedStatus::Confirmed => true,
+            ReportedStatus::Canceled if self.is_cancel_certain(report, now, timings) => true,
             ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
             ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
         };
@@ -261,6 +268,16 @@ impl Transaction {
         Ok((moved, pause))
     }
 
+    /// Binds it to the mined transaction that made its call under a nonce that its relayer did not name. The record that
+    /// it leaves stays its own.
+    pub fn found_on_chain(&self, tx_id: &RelayerTxId, nonce: u64, now: Timestamp) -> Result<Moved, Refused> {
+        self.not_final()?;
+        let mut next = self.next(now);
+        let binding = next.binding.as_mut().ok_or(Refused::NotPossible("no relayer has it"))?;
+        (binding.tx_id, binding.nonce) = (tx_id.clone(), Some(nonce));
+        Ok(moved(next, "found-on-chain", format!("nonce {nonce} of the relayer's account made the call")))
+    }
+
     /// The chain does not tell yet what became of it. Looked at again at `at`; never sent again.
     pub fn unresolved(&self, why: &str, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;
@@ -306,6 +323,13 @@ impl Transaction {
             _ => report.relayers_own_fault(),
         };
         self.is_unsigned() && report.never_signed() && ours && !self.imported
+    }
+
+    /// Whether the relayer canceled it unsigned at Baton's request, long enough ago that a signature made meanwhile would
+    /// show in the report.
+    pub fn is_cancel_certain(&self, report: &Report, now: Timestamp, timings: &Timings) -> bool {
+        let settled = self.cancel_requested_at.is_some_and(|asked| now.since(asked) >= timings.cancel_settles());
+        report.status == ReportedStatus::Canceled && self.may_reroute(report) && settled
     }
 
     /// Whether its relayer has never said that it signed it.

@@ -85,8 +85,9 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// Rows that are bound to that relayer and not final, in no order.
     async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError>;
 
-    /// Number of rows bound to that relayer, not final, that it has forgotten since then.
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError>;
+    /// Number of rows bound to that relayer, not final, that it has forgotten since then although they were bound to it for
+    /// less than `kept`. It deletes older records itself.
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError>;
 
     /// Which of these nonces of a relayer are of transactions bound there, and of which.
     async fn nonce_owners(&self, relayer: &RelayerUrl, nonces: &[u64])

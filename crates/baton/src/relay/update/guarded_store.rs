@@ -208,7 +208,8 @@ impl GuardedStore {
                 ReportedStatus::Confirmed => Mutation::BelievesConfirmed.is_on(),
                 _ => Mutation::BelievesFailed.is_on(),
             };
-            if self.chain_decides && origin != Origin::Chain && row.needs_chain(report) && !believed {
+            let needs_chain = self.chain_decides && row.needs_chain(report, now, &self.timings);
+            if needs_chain && origin != Origin::Chain && !believed {
                 match row.ask_chain(report, now) {
                     Ok(moved) if self.save(&row, &moved).await? == Saved::Stale => continue,
                     Ok(_) => return Ok(Applied::Moved),

@@ -225,16 +225,26 @@ fn only_ends_that_were_signed_need_the_chain() {
     let row = submitted();
     for status in [ReportedStatus::Confirmed, ReportedStatus::Failed, ReportedStatus::Canceled, ReportedStatus::Expired]
     {
-        assert!(row.needs_chain(&word(status)), "{status:?}");
+        assert!(row.needs_chain(&word(status), Timestamp(5), &Timings::DEFAULT), "{status:?}");
     }
-    assert!(!row.needs_chain(&word(ReportedStatus::Open(Progress::Mined))));
+    assert!(!row.needs_chain(&word(ReportedStatus::Open(Progress::Mined)), Timestamp(5), &Timings::DEFAULT));
     let unsigned = Report { hash: None, nonce: None, ..word(ReportedStatus::Failed) };
-    assert!(!row.needs_chain(&unsigned));
+    assert!(!row.needs_chain(&unsigned, Timestamp(5), &Timings::DEFAULT));
     let sent = after(&row, &Report { hash: None, nonce: None, ..word(ReportedStatus::Open(Progress::Sent)) });
-    assert!(sent.needs_chain(&unsigned), "it was signed, and the relayer no longer says so");
+    assert!(
+        sent.needs_chain(&unsigned, Timestamp(5), &Timings::DEFAULT),
+        "it was signed, and the relayer no longer says so"
+    );
     let other = Report { tx_id: RelayerTxId("oz-2".into()), ..word(ReportedStatus::Failed) };
-    assert!(!row.needs_chain(&other));
-    assert!(!after(&row, &word(ReportedStatus::Confirmed)).needs_chain(&word(ReportedStatus::Failed)), "it is final");
+    assert!(!row.needs_chain(&other, Timestamp(5), &Timings::DEFAULT));
+    assert!(
+        !after(&row, &word(ReportedStatus::Confirmed)).needs_chain(
+            &word(ReportedStatus::Failed),
+            Timestamp(5),
+            &Timings::DEFAULT
+        ),
+        "it is final"
+    );
 }
 
 #[test]
@@ -293,7 +303,8 @@ fn our_own_cancellation_of_an_unsigned_record_is_rerouted_and_any_other_is_the_e
     let asked = |row: &Transaction| {
         row.report(&canceled_unsigned(), Source::Asked, RelayMode::FireAndForget, Timestamp(5), &Timings::DEFAULT)
     };
-    let requested = submitted().request_cancel(Timestamp(9), Timestamp(4)).unwrap();
+    let long_ago = Timestamp(5) - Timings::DEFAULT.cancel_settles();
+    let requested = submitted().request_cancel(Timestamp(9), long_ago).unwrap();
     assert_eq!(requested.steps[0].action, "cancel-requested");
     let row = requested.transaction;
     assert!(row.request_cancel(Timestamp(9), Timestamp(5)).unwrap().steps.is_empty(), "once in the timeline");
@@ -303,8 +314,14 @@ fn our_own_cancellation_of_an_unsigned_record_is_rerouted_and_any_other_is_the_e
     assert_eq!(rerouted.cancel_requested_at, None, "the next relayer starts afresh");
     let Verdict::Move(moved) = asked(&submitted()) else { panic!("{:?}", asked(&submitted())) };
     assert_eq!(moved.transaction.status, Status::Failed, "an operator canceled it at the relayer");
-    let heard = after(&row, &canceled_unsigned());
-    assert_eq!((heard.status, heard.check_at), (Status::Submitted, Some(Timestamp(1))), "a webhook only asks");
+    let just_requested = submitted().request_cancel(Timestamp(9), Timestamp(4)).unwrap().transaction;
+    assert!(matches!(asked(&just_requested), Verdict::Ignore(_)), "it may have been signed meanwhile");
+    assert!(row.needs_chain(&canceled_unsigned(), Timestamp(5), &Timings::DEFAULT), "the chain is asked as well");
+    let heard =
+        row.report(&canceled_unsigned(), Source::Webhook, RelayMode::FireAndForget, Timestamp(5), &Timings::DEFAULT);
+    let Verdict::Move(moved) = heard else { panic!("{heard:?}") };
+    let heard = moved.transaction;
+    assert_eq!((heard.status, heard.check_at), (Status::Submitted, Some(Timestamp(5))), "a webhook only asks");
 }
 
 #[test]
@@ -324,7 +341,7 @@ fn a_record_that_is_another_call_says_nothing_about_this_one() {
         let verdict =
             submitted().report(&report, Source::Asked, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
         assert_eq!(verdict, Verdict::Ignore("the record is about another call"), "{status:?}");
-        assert!(!submitted().needs_chain(&report));
+        assert!(!submitted().needs_chain(&report, Timestamp(5), &Timings::DEFAULT));
     }
 }
 
@@ -346,7 +363,7 @@ fn another_relayers_report_about_this_id_changes_nothing() {
         let verdict =
             row.report(&word(status), Source::Webhook, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
         assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
-        assert!(!row.needs_chain(&word(status)));
+        assert!(!row.needs_chain(&word(status), Timestamp(5), &Timings::DEFAULT));
     }
 }
 
@@ -363,4 +380,16 @@ fn a_record_that_the_row_has_left_is_an_alarm_only_if_it_made_the_call() {
     let mut no_op = left(ReportedStatus::Confirmed);
     (no_op.to, no_op.value, no_op.data) = (no_op.from.clone(), Some(U256::ZERO), Some("0x".into()));
     assert!(matches!(verdict(&no_op), Verdict::Ignore(_)));
+    // The row was bound to the chain's transaction, and its former record names the same one.
+    let found = submitted().found_on_chain(&RelayerTxId(format!("chain:{HASH}")), 9, Timestamp(1)).unwrap().transaction;
+    let mut mined = word(ReportedStatus::Confirmed);
+    mined.tx_id = RelayerTxId(format!("chain:{HASH}"));
+    let late = after(&found, &mined).report(
+        &word(ReportedStatus::Confirmed),
+        Source::Webhook,
+        RelayMode::FireAndForget,
+        Timestamp(1),
+        &Timings::DEFAULT,
+    );
+    assert!(matches!(late, Verdict::Ignore(_)), "{late:?}");
 }

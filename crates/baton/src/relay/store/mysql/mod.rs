@@ -19,6 +19,7 @@ mod save;
 mod values;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::mysql::MySqlRow;
@@ -353,10 +354,10 @@ impl TransactionStore for MySqlStore {
         self.rows(SQL, &[Value::Text(relayer.0.clone()), Value::from(max)]).await
     }
 
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError> {
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
         const SQL: &str = "SELECT COUNT(*) FROM transactions WHERE in_doubt = 1 AND waits_for = 'bound' \
-             AND forgotten_since >= ? AND oz_relayer_url = ?";
-        let values = &[Value::from(since), Value::Text(relayer.0.clone())];
+             AND forgotten_since >= ? AND oz_relayer_url = ? AND TIMESTAMPDIFF(SECOND, bound_at, forgotten_since) < ?";
+        let values = &[Value::from(since), Value::Text(relayer.0.clone()), Value::Count(kept.as_secs())];
         let counted: i64 = self
             .pool
             .read(work!(connection => bind_all(sqlx::query(SQL), values).fetch_one(connection).await?.try_get(0)))

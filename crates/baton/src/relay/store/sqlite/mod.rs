@@ -6,6 +6,8 @@ mod idempotency_keys;
 mod relayer_rows;
 mod statements;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use pipeline::Outgoing;
 use pipeline::queue::sqlite::SqliteQueue;
@@ -361,16 +363,16 @@ impl TransactionStore for SqliteStore {
         self.rows(sql, vec![Box::new(relayer.0.clone()), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp) -> Result<u64, StoreError> {
-        let relayer = relayer.0.clone();
+    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
+        let (relayer, kept) = (relayer.0.clone(), i64::try_from(kept.as_millis()).unwrap_or(i64::MAX));
         self.read(move |connection| {
             connection
                 .prepare_cached(
                     "SELECT COUNT(*) FROM transactions INDEXED BY transactions_forgotten \
                      WHERE status = 'submitted' AND forgotten_since IS NOT NULL AND forgotten_since >= ?2 \
-                     AND relayer_url = ?1",
+                     AND relayer_url = ?1 AND forgotten_since - bound_at < ?3",
                 )?
-                .query_row(params![relayer, since.0], |row| row.get(0))
+                .query_row(params![relayer, since.0, kept], |row| row.get(0))
         })
         .await
     }
