@@ -6,7 +6,7 @@ use baton::timestamp::Timestamp;
 use relayer_sim::Status as RecordStatus;
 
 use super::chain::{ChainTransaction, EvmChain};
-use super::setup::{Mutation, Narrowed};
+use super::setup::Mutation;
 use super::world::{CLOCK_SKEW, Effect, RETENTION, TIMINGS, World, relayer_index};
 
 impl World {
@@ -186,25 +186,18 @@ impl World {
         Err(format!("t{index} stays of unknown outcome, and its relayer remembers everything"))
     }
 
-    /// Whether a row waits for an equal one at the same relayer that has no nonce: the other one waits for its job there, or
-    /// both are of unknown outcome, because one of them was forgotten before its nonce was reported.
+    /// Whether a row waits for an equal one whose job its relayer has lost: it has no nonce yet.
     fn is_contested(&self, index: usize) -> bool {
         let relayer = |row: &Transaction| {
             let claimed = row.claim.as_ref().map(|claim| claim.relayer.clone());
             claimed.or_else(|| row.binding.as_ref().map(|binding| binding.relayer.clone()))
         };
-        let nameless = |row: &Transaction| {
-            row.binding.as_ref().is_some_and(|binding| binding.forgotten_since.is_some() && binding.nonce.is_none())
-        };
         let row = &self.rows[index];
         let mut others = self.rows.iter().enumerate().filter(|(other, _)| *other != index);
-        let waits = others.any(|(place, other)| {
+        others.any(|(place, other)| {
             let equal = self.truth[place].effect == self.truth[index].effect && relayer(other) == relayer(row);
-            let forgotten = other.outcome_unknown() && (nameless(row) || nameless(other));
-            let forgotten = forgotten && Narrowed::EqualForgotten.is_on();
-            equal && !other.status.is_final() && (forgotten || self.waits_for_job(place))
-        });
-        self.evm.is_some() && waits
+            equal && !other.status.is_final() && self.waits_for_job(place)
+        })
     }
 
     /// Whether a row's relayer has stored it and lost its job: it is `pending` there for good.

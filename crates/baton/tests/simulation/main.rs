@@ -5,7 +5,7 @@
 //! `SIM_RUNS=1000000 SIM_SEED=1 cargo test --release --test simulation` runs more worlds. A failure prints its seed and
 //! what happened in the smallest world that fails in the same way; `SIM_MUTATION=NoFence` with `--nocapture` shows how
 //! that mutation is found. Mutations of pure code need `--features mutations`. `SIM_SURVEY=1` prints every failing world
-//! instead of the first one; `SIM_WITHOUT=Lists,Proxy` leaves these faults out; `SIM_WIDE=1` lifts [`setup::Narrowed`].
+//! instead of the first one; `SIM_WITHOUT=Lists,Proxy` leaves these faults out.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 

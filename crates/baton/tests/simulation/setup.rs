@@ -151,22 +151,6 @@ impl Fault {
     }
 }
 
-/// What worlds leave out because the product is known to fail there. Each is a finding to fix; `SIM_WIDE=1` lifts all of
-/// them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Narrowed {
-    /// A forgotten row without a nonce and an equal row of unknown outcome wait for each other. Narrowed: they may.
-    EqualForgotten,
-}
-
-impl Narrowed {
-    /// Whether it is in force.
-    pub fn is_on(self) -> bool {
-        static WIDE: LazyLock<String> = LazyLock::new(|| std::env::var("SIM_WIDE").unwrap_or_default());
-        *WIDE != "1" && !WIDE.split(',').any(|name| name == format!("{self:?}"))
-    }
-}
-
 /// What is switched off, to prove that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {

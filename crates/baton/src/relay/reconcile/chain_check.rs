@@ -227,7 +227,7 @@ impl ChainCheck {
 
     /// Whether the relayer has not known it for longer than a record can stay unsigned: a relayer gives an unsigned record up
     /// after two minutes.
-    fn is_long_forgotten(&self, row: &Transaction) -> bool {
+    pub(super) fn is_long_forgotten(&self, row: &Transaction) -> bool {
         let since = row.binding.as_ref().and_then(|binding| binding.forgotten_since);
         let clock = &self.guarded.clock;
         since.is_some_and(|since| clock.passed_since(since) >= self.guarded.timings.unproven_wait)

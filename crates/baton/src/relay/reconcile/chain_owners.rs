@@ -118,32 +118,55 @@ impl ChainCheck {
         row: &Transaction,
         relayer: &RelayerUrl,
         history: &AccountHistory,
-    ) -> Result<EqualRows, StoreError> {
-        let mut taken = HashSet::new();
-        let mut found = false;
+    ) -> Result<EqualRows, Trouble> {
+        let (mut taken, mut made) = (HashSet::new(), HashSet::new());
         for candidate in candidates(&row.call, history) {
-            found = true;
+            made.insert(candidate.nonce);
             if self.is_taken(row, relayer, candidate).await? {
                 taken.insert(candidate.nonce);
             }
         }
-        if !found {
+        if made.is_empty() {
             return Ok(EqualRows::default());
         }
         let open = self.guarded.store.open_at(relayer, OPEN_ROWS_MAX).await?;
-        let nonce_unknown = |other: &Transaction| other.binding.as_ref().is_some_and(|binding| binding.nonce.is_none());
-        let rival = |other: &Transaction| other.id != row.id && is_equal(other, row) && nonce_unknown(other);
-        if open.len() >= OPEN_ROWS_MAX || open.iter().any(rival) {
-            return Ok(EqualRows { taken, contend: true });
-        }
+        // A claim's own submission may be on its way, so it also leaves alone what a row signed twice may have made.
+        let may_have_made = |nonce: u64| row.claim.is_some() && !made.contains(&nonce);
+        let rival = |other: &&Transaction| {
+            let nonce = other.binding.as_ref().map(|binding| binding.nonce);
+            other.id != row.id && is_equal(other, row) && nonce.is_some_and(|nonce| nonce.is_none_or(may_have_made))
+        };
+        let mut rivals: Vec<&Transaction> = open.iter().filter(rival).collect();
+        let mut too_many = open.len() >= OPEN_ROWS_MAX;
         // For a claim the caller has compared the other claims: see `UnknownOutcomes::chain_allows_resend`.
-        if row.claim.is_some() {
-            return Ok(EqualRows { taken, contend: false });
-        }
-        let claims = self.guarded.store.claimed(OPEN_ROWS_MAX).await?;
+        let claims = if row.claim.is_some() { Vec::new() } else { self.guarded.store.claimed(OPEN_ROWS_MAX).await? };
+        too_many |= claims.len() >= OPEN_ROWS_MAX;
         let there = |other: &Transaction| other.claim.as_ref().is_some_and(|claim| claim.relayer == *relayer);
-        let claimed = claims.iter().any(|other| there(other) && is_equal(other, row));
-        Ok(EqualRows { taken, contend: claimed || claims.len() >= OPEN_ROWS_MAX })
+        rivals.extend(claims.iter().filter(|other| there(other) && is_equal(other, row)));
+        let contend = match rivals.is_empty() {
+            true => too_many,
+            // Once nothing of any of them can reach the chain any more, it does not matter which of them has which
+            // transaction: the store gives each transaction to one row.
+            false => {
+                let over = !too_many && self.is_past(row) && rivals.iter().all(|other| self.is_past(other));
+                !over || self.ownerless_nonce(row, relayer, history, None).await?.is_err()
+            }
+        };
+        Ok(EqualRows { taken, contend })
+    }
+
+    /// Whether a relayer that no longer works on it has had the time to give it up: a claim, or a record that the relayer has
+    /// forgotten, from before [`crate::config::Timings::unproven_wait`].
+    fn is_past(&self, row: &Transaction) -> bool {
+        let long_ago = |at| self.guarded.clock.passed_since(at) >= self.guarded.timings.unproven_wait;
+        match (&row.claim, &row.binding) {
+            (Some(claim), _) => claim.unknown.is_some() && long_ago(claim.at),
+            (None, Some(binding)) => match binding.nonce {
+                None => self.is_long_forgotten(row),
+                Some(_) => long_ago(binding.at),
+            },
+            (None, None) => false,
+        }
     }
 
     /// Whether a transaction of the chain, which makes this row's call, belongs to another row that makes it too.
