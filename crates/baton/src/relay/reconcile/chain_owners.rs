@@ -16,9 +16,11 @@ use crate::relay::store::StoreError;
 pub enum ClaimOnChain {
     /// This transaction made the call.
     Executed(AccountTransaction, Address),
+    /// A transaction made the call, and it is not settled yet whether it is this claim's; or the chain gives no answer.
+    Undecided(String),
     /// Every nonce since the claim is accounted for by another call.
     Clear,
-    /// It may still be mined, or the chain gives no answer.
+    /// No transaction made the call, and it may still be mined.
     Open(String),
 }
 
@@ -39,7 +41,9 @@ impl ChainCheck {
         match self.look_for_claim(row, claim, listing).await {
             Ok(found) => Ok(found),
             Err(Trouble::Store(failure)) => Err(failure),
-            Err(Trouble::Chain(failure)) => Ok(ClaimOnChain::Open(format!("the chain gives no answer: {failure}"))),
+            Err(Trouble::Chain(failure)) => {
+                Ok(ClaimOnChain::Undecided(format!("the chain gives no answer: {failure}")))
+            }
         }
     }
 
@@ -50,7 +54,7 @@ impl ChainCheck {
         listing: Option<&RelayerListing>,
     ) -> Result<ClaimOnChain, Trouble> {
         let Some(address) = self.address(row, &claim.relayer).await else {
-            return Ok(ClaimOnChain::Open("the relayer's address is not known".to_owned()));
+            return Ok(ClaimOnChain::Undecided("the relayer's address is not known".to_owned()));
         };
         let slip = self.guarded.clock.slip(claim.at);
         let history = self.reader.history(address, claim.at - CLOCK_MARGIN - slip).await?;
@@ -60,9 +64,9 @@ impl ChainCheck {
                 return Ok(ClaimOnChain::Executed(mined.clone(), address));
             }
             ChainFinding::Executed(_) => {
-                return Ok(ClaimOnChain::Open("the call is in a block that is not final yet".to_owned()));
+                return Ok(ClaimOnChain::Undecided("the call is in a block that is not final yet".to_owned()));
             }
-            ChainFinding::Contested => return Ok(ClaimOnChain::Open(CONTESTED.to_owned())),
+            ChainFinding::Contested => return Ok(ClaimOnChain::Undecided(CONTESTED.to_owned())),
             ChainFinding::NonceLost(_) | ChainFinding::Open | ChainFinding::Unproven(_) => {}
         }
         let Some(listing) = listing else {

@@ -318,7 +318,7 @@ impl UnknownOutcomes {
         let Some(chain) = &self.chain else { return self.postpone(one, why).await };
         match chain.claim(&unresolved.row, &unresolved.claim, None).await? {
             ClaimOnChain::Executed(mined, from) => self.bind_mined(unresolved, chain, &mined, from, None).await,
-            ClaimOnChain::Open(_) | ClaimOnChain::Clear => self.postpone(one, why).await,
+            ClaimOnChain::Undecided(_) | ClaimOnChain::Open(_) | ClaimOnChain::Clear => self.postpone(one, why).await,
         }
     }
 
@@ -351,21 +351,25 @@ impl UnknownOutcomes {
             }
             return Ok(unproven.is_none());
         }
-        // Listed and free: there is nothing to send again, whatever else the list does not prove.
-        if let Some(record) = contested {
-            self.bind(unresolved, record).await?;
-            return Ok(false);
-        }
-        match chain.claim(row, claim, Some(listing)).await? {
-            ClaimOnChain::Executed(mined, from) => {
+        match (chain.claim(row, claim, Some(listing)).await?, contested) {
+            // Of a transaction on the chain and a listed record the row takes the older one: an equal row that was claimed
+            // later can only have the newer one.
+            (ClaimOnChain::Executed(mined, from), record)
+                if record.and_then(|record| record.nonce).is_none_or(|nonce| mined.nonce <= nonce) =>
+            {
                 self.bind_mined(unresolved, chain, &mined, from, Some(listing)).await?;
                 Ok(false)
             }
-            ClaimOnChain::Open(why) => {
+            (ClaimOnChain::Undecided(why), _) | (ClaimOnChain::Open(why), None) => {
                 self.postpone(one, &why).await?;
                 Ok(false)
             }
-            ClaimOnChain::Clear => {
+            // Listed and free: there is nothing to send again, whatever else the list does not prove.
+            (_, Some(record)) => {
+                self.bind(unresolved, record).await?;
+                Ok(false)
+            }
+            (_, None) => {
                 // A list without anything from before the claim may be empty by mistake.
                 let why = unproven.or_else(|| (!listing.shows_memory(case)).then_some("its list shows nothing older"));
                 if let Some(why) = why.filter(|_| young) {
