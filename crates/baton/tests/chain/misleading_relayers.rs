@@ -398,22 +398,25 @@ async fn a_proven_absence_is_held_against_the_chain_before_a_resend() {
         relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
     }
     let (id, relayer) = misled.send(12).await;
+    let records = |index: usize| misled.relay.relayers[index].accepted().len();
+    let until_logged = async |text: &str| {
+        eventually_ok(LATER, format!("{text:?} in the log"), || async {
+            let output = misled.relay.api.output();
+            if output.contains(text) || records(1 - relayer) > 0 { Ok(()) } else { Err(output) }
+        })
+        .await;
+    };
     misled.relay.relayers[relayer].forget();
-    misled.relay.relayers[relayer].change_faults(|faults| faults.transaction_reads.status = None);
-    eventually_ok(LATER, "the open nonce to be found", || async {
-        let other = misled.relay.relayers[1 - relayer].records().len();
-        let output = misled.relay.api.output();
-        if output.contains("nonce 0 of the relayer is signed and not mined") || other > 0 {
-            Ok(())
-        } else {
-            Err(output)
-        }
-    })
-    .await;
+    misled.relay.relayers[relayer].change_faults(|faults| {
+        faults.transaction_reads.status = None;
+        faults.chain_reads.status = Some(500);
+    });
+    until_logged("the relayer does not say which nonce comes next").await;
+    misled.relay.relayers[relayer].change_faults(|faults| faults.chain_reads.status = None);
+    until_logged("nonce 0 of the relayer is signed and not mined").await;
     let receipt = misled.execute(relayer, 12).await;
     misled.finalise().await;
     let end = misled.relay.until_status(&id, "confirmed").await;
     assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()));
-    let records = |index: usize| misled.relay.relayers[index].accepted().len();
     assert_eq!((records(relayer), records(1 - relayer)), (1, 0), "not sent again");
 }
