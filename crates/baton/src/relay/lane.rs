@@ -190,12 +190,17 @@ impl RelayLane {
 
     /// Holds the relayers' open nonces against the chain, if there is one.
     async fn watch_nonces(&self, shutdown: CancellationToken) {
-        if let Some((chain, config)) = self.chain.as_ref().zip(self.config.chain.as_ref()) {
-            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks)
-                .with_rate(config.calls_per_second);
-            self.probe_node(&reader, &shutdown).await;
-            self.pool.watch_nonces(reader, shutdown).await;
-        }
+        let Some((chain, config)) = self.chain.as_ref().zip(self.config.chain.as_ref()) else {
+            return warn!(
+                action = "no_chain",
+                "RPC_URL is not set, so relayers are believed: a transaction that a relayer signed and calls failed may \
+                 have been executed. Set RPC_URL, and the chain decides"
+            );
+        };
+        let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks)
+            .with_rate(config.calls_per_second);
+        self.probe_node(&reader, &shutdown).await;
+        self.pool.watch_nonces(reader, shutdown).await;
     }
 
     /// Logs once whether the node at `RPC_URL` gives what the chain check needs; waits while it does not answer.

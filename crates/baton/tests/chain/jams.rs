@@ -59,7 +59,7 @@ async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
         .env("RPC_URL", chain.url())
         .env("CHAIN_FINALITY_BLOCKS", "2")
         .env("RECONCILE_SUBMITTED_MS", "500")
-        .env("RELAYER_JAM_AFTER_MS", "2000")
+        .env("RELAYER_JAM_AFTER_MS", "4000")
         .relayer(0, |options| options.address = Some(first))
         .relayer(1, |options| options.address = Some(second))
         .faults(1, |faults| faults.paused = true)
@@ -88,9 +88,8 @@ async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
 
     relay.relayers[1].change_faults(|faults| faults.paused = false);
     until_entry(&relay, 1, "ok").await;
-    for serial in 20..30 {
-        relay.send(&serial_body(serial)).await;
-    }
+    // At once: what they sign does not reach the chain either, and soon jams the other relayer too.
+    relay.send_many(20..30).await;
     eventually(LATER, "the other relayer to take new work", || async {
         (relay.relayers[1].records().len() == 10).then_some(())
     })

@@ -1,9 +1,10 @@
 //! Relayers whose word and the chain disagree: the chain decides. The relayers are simulated and say what the test wants;
 //! the test itself makes, or does not make, their transactions on the real chain.
 
-use alloy_primitives::{Bytes, U256};
+use alloy_primitives::{Address, Bytes, U256};
 use alloy_provider::network::TransactionBuilder;
-use harness::chain::{Chain, PrivateKeySigner, Receipt, TransactionRequest};
+use alloy_sol_types::SolCall;
+use harness::chain::{Chain, Contracts, PrivateKeySigner, Receipt, Token, TransactionRequest};
 use harness::relayer::{Outcome, PostFault};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -23,10 +24,14 @@ struct Misled {
 impl Misled {
     /// Two relayers with accounts on the chain.
     async fn start(rpc: bool) -> Self {
+        Self::with_finality(rpc, FINALITY).await
+    }
+
+    async fn with_finality(rpc: bool, blocks: u64) -> Self {
         let chain = Chain::shared();
         let keys = vec![chain.funded_key().await, chain.funded_key().await];
         let mut setup = RelaySetup::relayers(keys.len())
-            .env("CHAIN_FINALITY_BLOCKS", FINALITY.to_string())
+            .env("CHAIN_FINALITY_BLOCKS", blocks.to_string())
             .env("RECONCILE_SUBMITTED_MS", "500")
             .env("RECONCILE_UNPROVEN_MS", "3000");
         if rpc {
@@ -50,16 +55,15 @@ impl Misled {
     /// Sends one; returns its id and the position of the relayer that took it, once that has signed it.
     async fn send(&self, serial: usize) -> (String, usize) {
         let id = self.relay.send(&serial_body(serial)).await;
-        (id, self.signed_by(serial).await)
+        (id, self.signed_by(&serial_data(serial)).await)
     }
 
-    /// The relayer whose newest record of this serial number has a nonce.
-    async fn signed_by(&self, serial: usize) -> usize {
-        let data = serial_data(serial);
+    /// The relayer that has signed a record with this call data.
+    async fn signed_by(&self, data: &str) -> usize {
         eventually(LATER, "a relayer to sign it", || async {
             self.relay.relayers.iter().position(|relayer| {
                 let signed = |record: &harness::relayer::Record| record.nonce.is_some();
-                relayer.records().iter().any(|record| record.data.as_deref() == Some(&data) && signed(record))
+                relayer.records().iter().any(|record| record.data.as_deref() == Some(data) && signed(record))
             })
         })
         .await
@@ -67,16 +71,80 @@ impl Misled {
 
     /// Makes the call on the chain with the key of this relayer.
     async fn execute(&self, relayer: usize, serial: usize) -> Receipt {
+        self.execute_as(&self.keys[relayer], serial).await
+    }
+
+    /// Makes the call on the chain with this key.
+    async fn execute_as(&self, key: &PrivateKeySigner, serial: usize) -> Receipt {
         let data: Bytes = serial_data(serial).parse().unwrap();
         let call = TransactionRequest::default().with_to(TO.parse().unwrap()).with_value(U256::from(1));
-        self.chain.send(&self.keys[relayer], call.with_input(data).with_gas_limit(60_000)).await
+        self.chain.send(key, call.with_input(data).with_gas_limit(60_000)).await
     }
 
     /// Uses up the relayer's next nonce with another call.
-    async fn use_nonce(&self, relayer: usize) {
+    async fn use_nonce(&self, relayer: usize) -> Receipt {
         let address = self.keys[relayer].address();
         let no_op = TransactionRequest::default().with_to(address).with_value(U256::ZERO);
-        self.chain.send(&self.keys[relayer], no_op.with_gas_limit(21_000)).await;
+        self.chain.send(&self.keys[relayer], no_op.with_gas_limit(21_000)).await
+    }
+
+    /// Sends these two through the first relayer; returns their ids, once that has signed both, in this order.
+    async fn send_both(&self, serials: [usize; 2]) -> [String; 2] {
+        self.relay.relayers[1].change_faults(|faults| faults.paused = true);
+        self.relay.until_relayer(1, "paused").await;
+        let mut ids = [const { String::new() }; 2];
+        for (position, serial) in serials.into_iter().enumerate() {
+            ids[position] = self.relay.send(&serial_body(serial)).await;
+            eventually(LATER, "it to be signed", || async {
+                let records = self.relay.relayers[0].records();
+                (records.iter().filter(|record| record.nonce.is_some()).count() == position + 1).then_some(())
+            })
+            .await;
+        }
+        ids
+    }
+
+    /// The relayer's webhook says that this row is confirmed, under this transaction's hash; asked, the relayer says nothing.
+    async fn tell_confirmed(&self, id: &str, relayer: usize, under: &Receipt) {
+        let relayer = &self.relay.relayers[relayer];
+        self.until_said(id, "submitted").await;
+        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+        let record = self.relay.status(id).await["ozRelayerTxId"].as_str().unwrap().to_owned();
+        let mut payload = relayer.record(&record).unwrap().to_json();
+        payload["payload_type"] = json!("transaction");
+        payload["status"] = json!("confirmed");
+        payload["hash"] = json!(under.transaction_hash.to_string());
+        let body = json!({ "id": "n", "event": "transaction_update", "payload": payload });
+        relayer.send_webhook(body.to_string());
+        self.until_said(id, "confirmed").await;
+    }
+
+    /// Waits until the relayer has said this of the row.
+    async fn until_said(&self, id: &str, word: &str) {
+        let timeline = format!("/api/v1/relay/transactions/{id}/timeline");
+        eventually_ok(SOON, "the relayer's word to arrive", || async {
+            let (_, timeline) = self.relay.get(&timeline).await;
+            if timeline.to_string().contains(&format!("the relayer says {word}")) { Ok(()) } else { Err(timeline) }
+        })
+        .await;
+    }
+
+    /// Looks at the chain decide nothing about this row.
+    async fn assert_stays_open(&self, id: &str) {
+        // One look may be under way.
+        let looks = self.looks_open().await + 2.0;
+        let status = eventually_ok(LATER, "the chain to be looked at", || async {
+            let status = self.relay.status(id).await;
+            let looked = status["status"] != "submitted" || self.looks_open().await >= looks;
+            if looked { Ok(status) } else { Err(status) }
+        })
+        .await;
+        assert_eq!(status["status"], "submitted", "{status}");
+    }
+
+    /// The number of looks at the chain that decided nothing.
+    async fn looks_open(&self) -> f64 {
+        self.relay.metric("baton_chain_checks_total", "open").await
     }
 
     /// Makes everything mined so far final.
@@ -161,14 +229,23 @@ async fn a_confirmation_that_the_chain_does_not_have_is_not_believed() {
     let misled = Misled::start(true).await;
     misled.all_end(Outcome::Confirmed);
     let (id, relayer) = misled.send(5).await;
-    let timeline = format!("/api/v1/relay/transactions/{id}/timeline");
-    eventually_ok(SOON, "the relayer's word to arrive", || async {
-        let (_, timeline) = misled.relay.get(&timeline).await;
-        if timeline.to_string().contains("the relayer says confirmed") { Ok(()) } else { Err(timeline) }
-    })
-    .await;
+    misled.until_said(&id, "confirmed").await;
     assert_eq!(misled.relay.status(&id).await["status"], "submitted");
     misled.execute(relayer, 5).await;
+    misled.finalise().await;
+    misled.relay.until_status(&id, "confirmed").await;
+}
+
+/// A node may be a minute behind the relayer's; only then is it an alarm.
+#[tokio::test]
+async fn a_confirmation_that_the_chain_does_not_have_for_a_minute_is_an_alarm_and_an_unknown_outcome() {
+    let misled = Misled::start(true).await;
+    misled.all_end(Outcome::Confirmed);
+    let (id, relayer) = misled.send(13).await;
+    let unknown = misled.until(&id, "an unknown outcome", |status| status["outcomeUnknown"] == json!(true)).await;
+    assert_eq!(unknown["status"], "submitted");
+    assert_eq!(misled.relay.metric("baton_unfounded_confirmations_total", "").await, 1.0);
+    misled.execute(relayer, 13).await;
     misled.finalise().await;
     misled.relay.until_status(&id, "confirmed").await;
 }
@@ -199,4 +276,147 @@ async fn without_a_chain_a_signed_failure_is_marked_unverified() {
     assert_eq!(end["unverified"], json!(true), "{end}");
     let (_, timeline) = misled.relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
     assert!(timeline.to_string().contains("unverified"), "{timeline}");
+}
+
+/// The relayers have no tokens when the call is made, and have some when its reason is asked for.
+#[tokio::test]
+async fn a_call_that_reverted_fails_with_the_reason_of_its_own_block_whatever_the_relayer_says() {
+    for outcome in [Outcome::FailedButExecuted, Outcome::Confirmed] {
+        let misled = Misled::start(true).await;
+        let contracts = Contracts::deploy(&misled.chain).await;
+        misled.all_end(outcome);
+        let call = Token::transferCall { to: Address::repeat_byte(1), amount: U256::from(1) };
+        let data = Bytes::from(call.abi_encode());
+        let body = json!({ "to": contracts.token.to_string(), "data": data.to_string(), "gas": 60000 });
+        let id = misled.relay.send(&body).await;
+        let relayer = misled.signed_by(&data.to_string()).await;
+        let call = TransactionRequest::default().with_to(contracts.token).with_input(data).with_gas_limit(60_000);
+        let receipt = misled.chain.send(&misled.keys[relayer], call).await;
+        assert!(!receipt.status());
+        contracts.give(misled.keys[relayer].address(), 5).await;
+        misled.finalise().await;
+        let end = misled.relay.until_status(&id, "failed").await;
+        assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()), "{end}");
+        assert_eq!((&end["block_number"], &end["unverified"]), (&json!(receipt.block_number), &json!(false)), "{end}");
+        let reason = end["error_message"].as_str().unwrap();
+        assert!(reason.contains("reverted on the chain") && reason.contains("custom error 0x"), "{end}");
+        let (_, timeline) = misled.relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+        assert!(!timeline.to_string().contains("unverified"), "{timeline}");
+    }
+}
+
+#[tokio::test]
+async fn a_confirmation_whose_nonce_another_call_used_raises_an_alarm_and_is_rerouted() {
+    let misled = Misled::start(true).await;
+    misled.all_end(Outcome::Confirmed);
+    let (id, first) = misled.send(8).await;
+    misled.use_nonce(first).await;
+    misled.finalise().await;
+    let second = 1 - first;
+    eventually(LATER, "the other relayer to get it", || async {
+        (misled.relay.relayers[second].records().len() == 1).then_some(())
+    })
+    .await;
+    assert!(misled.relay.metric("baton_unfounded_confirmations_total", "").await >= 1.0);
+    assert!(misled.relay.api.output().contains("unfounded_confirmation"), "the log says it");
+    misled.execute(second, 8).await;
+    misled.finalise().await;
+    misled.relay.until_status(&id, "confirmed").await;
+}
+
+/// Each row is confirmed by its own call only: a different one, or an equal one.
+#[tokio::test]
+async fn the_hash_of_another_rows_call_confirms_only_that_row() {
+    for serials in [[9, 10], [11, 11]] {
+        let misled = Misled::start(true).await;
+        misled.all_end(Outcome::Stuck);
+        let [first, second] = misled.send_both(serials).await;
+        let of_first = misled.execute(0, serials[0]).await;
+        misled.finalise().await;
+        misled.relay.until_status(&first, "confirmed").await;
+        misled.tell_confirmed(&second, 0, &of_first).await;
+        misled.assert_stays_open(&second).await;
+        let own = misled.execute(0, serials[1]).await;
+        misled.finalise().await;
+        let end = misled.relay.until_status(&second, "confirmed").await;
+        assert_eq!(end["hash"], json!(own.transaction_hash.to_string()), "{end}");
+    }
+}
+
+#[tokio::test]
+async fn the_hash_of_another_accounts_equal_call_confirms_nothing() {
+    let misled = Misled::start(true).await;
+    misled.all_end(Outcome::Stuck);
+    let (id, relayer) = misled.send(14).await;
+    let anothers = misled.execute_as(&misled.chain.funded_key().await, 14).await;
+    misled.finalise().await;
+    misled.tell_confirmed(&id, relayer, &anothers).await;
+    misled.assert_stays_open(&id).await;
+    let own = misled.execute(relayer, 14).await;
+    misled.finalise().await;
+    let end = misled.relay.until_status(&id, "confirmed").await;
+    assert_eq!(end["hash"], json!(own.transaction_hash.to_string()), "{end}");
+}
+
+/// Neither the relayer's silence nor its `failed` ends a row whose block may still be replaced; its `confirmed`, under the
+/// hash that the chain has, does.
+#[tokio::test]
+async fn a_block_that_is_not_final_settles_only_what_relayer_and_receipt_agree_on() {
+    let misled = Misled::with_finality(true, 1_000_000).await;
+    misled.all_end(Outcome::FailedButExecuted);
+    let (failed, relayer) = misled.send(15).await;
+    misled.execute(relayer, 15).await;
+    misled.finalise().await;
+    misled.assert_stays_open(&failed).await;
+    misled.all_end(Outcome::Stuck);
+    let (confirmed, relayer) = misled.send(16).await;
+    // The nonce is the chain's next one at either relayer.
+    let receipt = misled.execute(relayer, 16).await;
+    misled.tell_confirmed(&confirmed, relayer, &receipt).await;
+    misled.relay.until_status(&confirmed, "confirmed").await;
+}
+
+#[tokio::test]
+async fn a_call_that_its_relayer_replaced_by_a_no_op_says_so_with_the_hash_of_that() {
+    let misled = Misled::start(true).await;
+    misled.all_end(Outcome::NoOp);
+    let (id, relayer) = misled.send(17).await;
+    let no_op = misled.use_nonce(relayer).await;
+    misled.finalise().await;
+    let end = misled.relay.until_status(&id, "failed").await;
+    assert!(end["error_message"].as_str().unwrap().contains("replaced the call"), "{end}");
+    assert_eq!(end["hash"], json!(no_op.transaction_hash.to_string()), "{end}");
+    assert_eq!(misled.relay.relayers[1 - relayer].records().len(), 0, "another relayer does not get it");
+}
+
+/// The relayer answers 500, so that its empty list proves absence. It has lost the record, and not the nonce.
+#[tokio::test]
+async fn a_proven_absence_is_held_against_the_chain_before_a_resend() {
+    let misled = Misled::start(true).await;
+    for relayer in &misled.relay.relayers {
+        relayer.set_post_rule(|_| Some(PostFault::ErrorAfterStoring));
+        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+    }
+    let (id, relayer) = misled.send(12).await;
+    let records = |index: usize| misled.relay.relayers[index].accepted().len();
+    let until_logged = async |text: &str| {
+        eventually_ok(LATER, format!("{text:?} in the log"), || async {
+            let output = misled.relay.api.output();
+            if output.contains(text) || records(1 - relayer) > 0 { Ok(()) } else { Err(output) }
+        })
+        .await;
+    };
+    misled.relay.relayers[relayer].forget();
+    misled.relay.relayers[relayer].change_faults(|faults| {
+        faults.transaction_reads.status = None;
+        faults.chain_reads.status = Some(500);
+    });
+    until_logged("the relayer does not say which nonce comes next").await;
+    misled.relay.relayers[relayer].change_faults(|faults| faults.chain_reads.status = None);
+    until_logged("nonce 0 of the relayer is signed and not mined").await;
+    let receipt = misled.execute(relayer, 12).await;
+    misled.finalise().await;
+    let end = misled.relay.until_status(&id, "confirmed").await;
+    assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()));
+    assert_eq!((records(relayer), records(1 - relayer)), (1, 0), "not sent again");
 }

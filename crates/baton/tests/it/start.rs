@@ -106,6 +106,15 @@ async fn dev_prints_a_curl_that_works_and_stops_cleanly() {
     assert_eq!(status().await, end, "the transaction survives a restart");
 }
 
+#[tokio::test]
+async fn a_consumer_without_a_chain_recommends_one() {
+    let relay = RelaySetup::relayers(1).start().await;
+    eventually(SOON, "the log to name the variable", || async {
+        relay.api.output().contains("Set RPC_URL").then_some(())
+    })
+    .await;
+}
+
 /// Runs the binary on its own file system, small enough to fill. Needs user namespaces, not root.
 #[tokio::test]
 async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {

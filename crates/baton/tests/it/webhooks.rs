@@ -148,6 +148,26 @@ async fn a_record_that_its_relayer_does_not_work_on_is_canceled_and_goes_to_anot
 }
 
 #[tokio::test]
+async fn an_unsigned_record_is_not_canceled_before_it_has_waited_long() {
+    let relay = RelaySetup::relayers(1)
+        .no_webhooks()
+        .env("RECONCILE_SUBMITTED_MS", "100")
+        .env("RECONCILE_UNPROVEN_MS", "600000")
+        .start()
+        .await;
+    relay.relayers[0].set_faults(Faults::with_outcome(Outcome::WithoutJob));
+    let id = relay.send_serial(1).await;
+    let row = relay.until_status(&id, "submitted").await;
+    let record = format!("/transactions/{}", row["ozRelayerTxId"].as_str().unwrap());
+    let asked = |method| relay.relayers[0].count_requests(method, &record);
+    harness::wait::eventually(LATER, "the relayer to be asked about it", || async {
+        (asked("GET") >= 3 || asked("DELETE") > 0).then_some(())
+    })
+    .await;
+    assert_eq!(asked("DELETE"), 0);
+}
+
+#[tokio::test]
 async fn a_revert_is_final_with_its_hash_and_reason() {
     let relay = RelaySetup::relayers(1).start().await;
     relay.relayers[0].set_faults(Faults::with_outcome(Outcome::Reverted));

@@ -59,6 +59,60 @@ async fn frozen_process() {
     assert_eq!(ledger.failed, 0);
 }
 
+/// A consumer is frozen while a relayer answers it, and its claim is taken over. The relayer's list shows nothing, so that
+/// only the late answer tells where the transaction is.
+#[tokio::test]
+async fn late_answer() {
+    let scenario = Scenario::begin("late_answer");
+    let mut relay = crash_setup(1).env("RELAYER_SUBMIT_TIMEOUT_MS", "60000").start().await;
+    relay.warm_up().await;
+    relay.relayers[0].change_faults(|faults| faults.listing.empty = true);
+    let (client, frozen) = (LoadClient::of(&relay), relay.consumers[0].id().unwrap());
+    let mut answers = ClientAnswers::default();
+    let armed = Arc::new(AtomicBool::new(false));
+    relay.relayers[0].set_post_rule({
+        let armed = Arc::clone(&armed);
+        move |_| {
+            let freezes = armed.swap(false, Ordering::Relaxed);
+            freezes.then(|| freeze_process(frozen).unwrap()).map(|()| PostFault::Slow(Duration::from_millis(300)))
+        }
+    });
+    let mut serial = 0;
+    let late = loop {
+        armed.store(true, Ordering::Relaxed);
+        let Answer::Accepted(id) = client.send(serial, None).await else { panic!("it was not accepted") };
+        answers.add(serial, Answer::Accepted(id.clone()));
+        eventually_ok(SOON, "its submission to arrive", || async {
+            if armed.load(Ordering::Relaxed) { Err("none arrived") } else { Ok(()) }
+        })
+        .await;
+        // Again if the consumer holds the database lock.
+        let probed = probe(&client, serial + 1).await;
+        let free = matches!(probed, Answer::Accepted(_));
+        answers.add(serial + 1, probed);
+        serial += 2;
+        if free {
+            break id;
+        }
+        relay.consumers[0].sigcont().unwrap();
+        assert!(serial < 2 * FREEZES_MAX, "the consumer held the database lock each time");
+    };
+    relay.add_consumer().await;
+    eventually_ok(SOON, "the list to prove nothing", || async {
+        let unproven = relay.consumer_metric(1, "baton_reconciler_total", "absence-unproven").await;
+        if unproven >= 1.0 { Ok(()) } else { Err(relay.status(&late).await) }
+    })
+    .await;
+    assert_eq!(relay.status(&late).await["outcomeUnknown"], true);
+    relay.consumers[0].sigcont().unwrap();
+    relay.until_status(&late, "confirmed").await;
+    let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{late}/timeline")).await;
+    assert!(timeline.to_string().contains("its answer came late"), "{timeline}");
+    assert_eq!(until_final(&relay, LATER).await, None);
+    let ledger = scenario.end(&relay, &answers).await;
+    assert_eq!(ledger.failed, 0);
+}
+
 /// A consumer frozen between storing a claim and submitting wakes with a claim that another consumer has settled
 /// meanwhile. It must not submit.
 ///

@@ -1,9 +1,9 @@
 //! What must hold: at every save, at every write to the network, at every record that a relayer stores, at every read,
 //! and once everything has come to rest.
 
-use baton::relay::state::transaction::{ConsumerId, FailedBy, Status, Transaction};
+use baton::relay::state::transaction::{Claim, ConsumerId, FailedBy, Status, Transaction};
 use baton::timestamp::Timestamp;
-use relayer_sim::Status as RecordStatus;
+use relayer_sim::{Audit, Status as RecordStatus};
 
 use super::chain::{ChainTransaction, EvmChain};
 use super::setup::Mutation;
@@ -24,6 +24,7 @@ impl World {
             && claim.consumer != *by
             // Nothing was sent under it, and its owner can no longer begin to.
             && !claim.unsent
+            && !self.is_late_answer(index, claim, next)
         {
             self.fail(format!("t{index}: {by} ended the claim of {}", claim.consumer));
         }
@@ -51,6 +52,19 @@ impl World {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Whether a save ends a claim of unknown outcome by a record that its relayer really stored for this row's call: the
+    /// answer to the submission came after the claim was taken over.
+    fn is_late_answer(&self, index: usize, claim: &Claim, next: &Transaction) -> bool {
+        let Some(binding) = next.binding.as_ref().filter(|binding| binding.relayer == claim.relayer) else {
+            return false;
+        };
+        let node = &self.nodes[relayer_index(&claim.relayer)];
+        let stored = node.relayer.audit().iter().zip(&node.effects_stored);
+        let is_own =
+            |(audit, effect): (&Audit, &Effect)| audit.id == binding.tx_id.0 && *effect == self.truth[index].effect;
+        claim.unknown.is_some() && stored.into_iter().any(is_own)
     }
 
     /// A row becomes final: with a chain its call must be in a block now.

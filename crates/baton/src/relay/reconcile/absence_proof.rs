@@ -308,6 +308,23 @@ mod tests {
     }
 
     #[test]
+    fn a_no_op_is_a_gap_filler_by_its_time_whatever_its_reason_says() {
+        let no_op = |at| {
+            let from = record("no-op", at).from;
+            let (value, data, gas_limit) = (Some(U256::ZERO), Some("0x".into()), Some(21000));
+            // The relayer has overwritten the reason that named it.
+            let reason = Some("Nonce 158 consumed externally".into());
+            vec![Report { to: from, value, data, gas_limit, reason, ..record("no-op", at) }]
+        };
+        // The longest submission, and the relayer's clock 30 s ahead of ours.
+        let over = CLAIMED_AT + 65_000 + 30_000;
+        let long_ago = Some(CLAIMED_AT - 60_000);
+        assert!(judged(no_op(over), long_ago, &[]).starts_with("Unproven"), "it may have replaced the submission");
+        assert_eq!(judged(no_op(over + 1), long_ago, &[]), "Absent", "stored after the submission was over");
+        assert_eq!(judged(no_op(CLAIMED_AT - 30_001), long_ago, &[]), "Absent", "stored before the claim");
+    }
+
+    #[test]
     fn a_silent_relayer_must_show_something_from_before() {
         for (silent, ours, oldest, absent) in [
             (false, None, None, true),

@@ -431,38 +431,4 @@ pub fn describe(error: &RelayerError) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn judged(status: u16, text: &str) -> Answer {
-        judge_answer(StatusCode::from_u16(status).unwrap(), &HeaderMap::new(), text)
-    }
-
-    #[test]
-    fn each_status_maps_to_what_it_proves() {
-        let record = r#"{"success":true,"data":{"id":"a","status":"pending","from":"0x1"},"error":null}"#;
-        assert!(matches!(judged(200, record), Answer::Accepted(report) if report.tx_id.0 == "a"));
-        assert!(matches!(judged(200, "ok"), Answer::Unknown { .. }));
-        assert!(matches!(judged(200, r#"{"success":true,"data":null}"#), Answer::Unknown { .. }));
-        assert_eq!(judged(400, r#"{"error":"Gas too low"}"#), Answer::Refused("Gas too low".into()));
-        for status in [401, 404] {
-            assert!(matches!(judged(status, ""), Answer::NotTaken { why: NotTaken::Fault, .. }), "{status}");
-        }
-        assert!(matches!(judged(403, "Relayer paused"), Answer::NotTaken { why: NotTaken::Closed, .. }));
-        assert!(matches!(judged(429, ""), Answer::NotTaken { why: NotTaken::Busy(wait), .. } if wait > Duration::ZERO));
-        for status in [302, 405, 408, 500, 502, 503, 504] {
-            assert!(matches!(judged(status, ""), Answer::Unknown { .. }), "{status}");
-        }
-        for status in [409, 413, 422] {
-            assert!(matches!(judged(status, ""), Answer::ClientError(_)), "{status}");
-        }
-    }
-
-    #[test]
-    fn a_url_may_name_one_relayer_of_a_process() {
-        let (base, id) = split_url(&Url::parse("http://host:8080/api/v1/relayers/relayer-a").unwrap());
-        assert_eq!((base.as_str(), id.as_deref()), ("http://host:8080/", Some("relayer-a")));
-        let (base, id) = split_url(&Url::parse("http://host:8080/prefix/").unwrap());
-        assert_eq!((base.as_str(), id), ("http://host:8080/prefix/", None));
-    }
-}
+mod tests;

@@ -335,7 +335,7 @@ impl Consumer {
             }
             Ok(Updated::Refused(refused, row)) => {
                 counter!("baton_late_answers_total").increment(1);
-                if self.bind_late(claimed, &report).await? {
+                if self.bind_late(claimed, &row, &report).await? {
                     return Ok(Outcome::Done);
                 }
                 error!(
@@ -360,17 +360,17 @@ impl Consumer {
     }
 
     /// An answer that comes after its claim was taken over still proves where the transaction is: if the outcome at that
-    /// relayer is unknown, the row is bound to it.
-    async fn bind_late(&self, claimed: &Transaction, report: &Report) -> Result<bool, StoreError> {
+    /// relayer is unknown, the row, as it is `now`, is bound to it.
+    async fn bind_late(&self, claimed: &Transaction, now: &Transaction, report: &Report) -> Result<bool, StoreError> {
         let Some(relayer) = claimed.claim.as_ref().map(|claim| &claim.relayer) else { return Ok(false) };
-        let (now, timings, from) = (self.guarded.clock.now(), &self.guarded.timings, report.from.as_deref());
+        let (at, timings, from) = (self.guarded.clock.now(), &self.guarded.timings, report.from.as_deref());
         let bind = |row: &Transaction| match &row.claim {
             Some(claim) if claim.relayer == *relayer && claim.unknown.is_some() => {
-                row.bind(claim.token, &report.tx_id, from, "its answer came late", now, timings)
+                row.bind(claim.token, &report.tx_id, from, "its answer came late", at, timings)
             }
             _ => Err(Refused::NotOurClaim),
         };
-        match self.guarded.persist(claimed, bind).await {
+        match self.guarded.persist(now, bind).await {
             Ok(Updated::Moved(_)) => Ok(true),
             Ok(_) | Err(StoreError::Conflict { .. }) => Ok(false),
             Err(failure) => Err(failure),

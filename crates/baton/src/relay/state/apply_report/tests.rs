@@ -248,6 +248,27 @@ fn only_ends_that_were_signed_need_the_chain() {
 }
 
 #[test]
+fn each_trace_of_a_signature_alone_needs_the_chain() {
+    for status in [ReportedStatus::Failed, ReportedStatus::Canceled, ReportedStatus::Expired] {
+        let unsigned = Report { hash: None, nonce: None, ..word(status) };
+        assert!(!submitted().needs_chain(&unsigned), "{status:?}");
+        let (nonce, hash) = (Some(4), Some(HASH.to_owned()));
+        assert!(submitted().needs_chain(&Report { nonce, ..unsigned.clone() }), "{status:?}: a nonce");
+        assert!(submitted().needs_chain(&Report { hash, ..unsigned.clone() }), "{status:?}: a hash");
+        let earlier: [fn(&mut Transaction); 3] = [
+            |row| row.hash = Some(HASH.to_owned()),
+            |row| row.binding.as_mut().unwrap().nonce = Some(4),
+            |row| row.binding.as_mut().unwrap().progress = Progress::Sent,
+        ];
+        for (position, was_signed) in earlier.into_iter().enumerate() {
+            let mut row = submitted();
+            was_signed(&mut row);
+            assert!(row.needs_chain(&unsigned), "{status:?}: known from an earlier report, {position}");
+        }
+    }
+}
+
+#[test]
 fn a_word_that_waits_for_the_chain_is_shown_once_and_cleared_by_the_end() {
     let failed = Report { reason: Some("Nonce 4 consumed externally".into()), ..word(ReportedStatus::Failed) };
     let asked = submitted().ask_chain(&failed, Timestamp(5)).unwrap();
@@ -282,8 +303,12 @@ fn what_the_chain_does_not_tell_is_an_unknown_outcome() {
 
 #[test]
 fn a_signed_failure_without_a_chain_is_unverified_and_a_receipt_verifies_it() {
-    let failed = after(&submitted(), &word(ReportedStatus::Failed));
-    assert!(failed.is_unverified());
+    let says = word(ReportedStatus::Failed);
+    let verdict = submitted().report(&says, Source::Asked, RelayMode::FireAndForget, Timestamp(1), &Timings::DEFAULT);
+    let Verdict::Move(failed) = verdict else { panic!("{verdict:?}") };
+    assert!(failed.transaction.is_unverified());
+    let noted = failed.steps.iter().find(|step| step.action == "unverified").expect("the timeline says it");
+    assert!(noted.detail.contains("RPC_URL"), "{noted:?}");
     let receipt = Report { block_number: Some(7), ..word(ReportedStatus::Failed) };
     assert!(!after(&submitted(), &receipt).is_unverified());
     let unsigned = Report { hash: None, nonce: None, ..word(ReportedStatus::Canceled) };

@@ -1,0 +1,81 @@
+use async_trait::async_trait;
+use serde_json::json;
+
+use super::*;
+use crate::clock::Clock;
+use crate::relay::request::call::DirectRequest;
+
+fn judged(status: u16, text: &str) -> Answer {
+    judge_answer(StatusCode::from_u16(status).unwrap(), &HeaderMap::new(), text)
+}
+
+#[test]
+fn each_status_maps_to_what_it_proves() {
+    let record = r#"{"success":true,"data":{"id":"a","status":"pending","from":"0x1"},"error":null}"#;
+    assert!(matches!(judged(200, record), Answer::Accepted(report) if report.tx_id.0 == "a"));
+    assert!(matches!(judged(200, "ok"), Answer::Unknown { .. }));
+    assert!(matches!(judged(200, r#"{"success":true,"data":null}"#), Answer::Unknown { .. }));
+    assert_eq!(judged(400, r#"{"error":"Gas too low"}"#), Answer::Refused("Gas too low".into()));
+    for status in [401, 404] {
+        assert!(matches!(judged(status, ""), Answer::NotTaken { why: NotTaken::Fault, .. }), "{status}");
+    }
+    assert!(matches!(judged(403, "Relayer paused"), Answer::NotTaken { why: NotTaken::Closed, .. }));
+    assert!(matches!(judged(429, ""), Answer::NotTaken { why: NotTaken::Busy(wait), .. } if wait > Duration::ZERO));
+    for status in [302, 405, 408, 500, 502, 503, 504] {
+        assert!(matches!(judged(status, ""), Answer::Unknown { .. }), "{status}");
+    }
+    for status in [409, 413, 422] {
+        assert!(matches!(judged(status, ""), Answer::ClientError(_)), "{status}");
+    }
+}
+
+const OWN: &str = "0xf39fd6e51aad88f6f4ce6ab8827279cfffb92266";
+const OTHER: &str = "0x70997970c51812dc3a010c7d01b50e0d17dc79c8";
+
+/// A proxy that answers everything about transactions with this record, whatever was asked.
+struct Proxy(Value);
+
+#[async_trait]
+impl Transport for Proxy {
+    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+        let relayer = json!({ "id": "relayer-a", "address": OWN, "paused": false, "system_disabled": false });
+        let list = request.url.ends_with("/relayers");
+        let body = if list { json!({ "data": [relayer] }) } else { json!({ "data": self.0 }) };
+        Ok(Response { status: StatusCode::OK, headers: HeaderMap::new(), body: body.to_string().into() })
+    }
+}
+
+fn behind_proxy(id: &str, from: &str) -> RelayerClient {
+    let record = json!({ "id": id, "status": "confirmed", "from": from, "nonce": 4 });
+    RelayerClient::over(Arc::new(Proxy(record)), &Url::parse("http://relayer").unwrap())
+}
+
+#[tokio::test]
+async fn an_answer_about_another_id_or_another_account_is_none() {
+    let (id, limit) = (RelayerTxId("a".into()), Duration::from_secs(1));
+    let told = async |client: RelayerClient| {
+        (client.transaction(&id, limit).await.is_ok(), client.cancel(&id, limit).await.is_ok())
+    };
+    assert_eq!(told(behind_proxy("a", OWN)).await, (true, true));
+    assert_eq!(told(behind_proxy("b", OWN)).await, (false, false), "another id");
+    assert_eq!(told(behind_proxy("a", OTHER)).await, (false, false), "another account");
+}
+
+#[tokio::test]
+async fn a_submission_answered_with_another_accounts_record_has_an_unknown_outcome() {
+    let call = DirectRequest::parse(&json!({ "to": OTHER })).unwrap().call;
+    let answer = async |from| {
+        let fence = Clock::system().send_fence(Duration::from_secs(60));
+        behind_proxy("a", from).submit(&call, fence, Duration::from_secs(1)).await
+    };
+    assert!(matches!(answer(OWN).await, Answer::Accepted(_)));
+    assert!(matches!(answer(OTHER).await, Answer::Unknown { answered: true, .. }));
+}
+
+#[test]
+fn a_url_may_name_one_relayer_of_a_process() {
+    let (base, id) = split_url(&Url::parse("http://host:8080/api/v1/relayers/relayer-a").unwrap());
+    assert_eq!((base.as_str(), id.as_deref()), ("http://host:8080/", Some("relayer-a")));
+    let (base, id) = split_url(&Url::parse("http://host:8080/prefix/").unwrap());
+    assert_eq!((base.as_str(), id), ("http://host:8080/prefix/", None));
+}
