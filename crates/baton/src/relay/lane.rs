@@ -122,7 +122,7 @@ impl RelayLane {
             let (guarded, pool) = (Arc::clone(&self.guarded), Arc::clone(&self.pool));
             Arc::new(ChainCheck::new(reader, guarded, pool, QUESTION_TIMEOUT))
         });
-        let reconciler = Reconciler::new(
+        let reconciler = Arc::new(Reconciler::new(
             Arc::clone(&self.guarded),
             Arc::clone(&self.pool),
             me.clone(),
@@ -135,7 +135,7 @@ impl RelayLane {
                 question_timeout: QUESTION_TIMEOUT,
             },
             check,
-        );
+        ));
         let attempts = RetryPolicy {
             attempts_max: self.config.attempts_max,
             first_delay: self.config.retry_first_delay,
