@@ -41,6 +41,15 @@ struct Gate {
     changed: Condvar,
 }
 
+/// Opens the gate at the end of the test, also of one that fails: the runtime waits for the blocked thread.
+struct OpensAtEnd<'a>(&'a Gate);
+
+impl Drop for OpensAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.set_closed(false);
+    }
+}
+
 impl Gate {
     fn set_closed(&self, closed: bool) {
         *self.closed.lock().unwrap() = closed;
@@ -167,6 +176,7 @@ async fn all_dead_letters_are_swept_in_linear_time() {
 async fn a_sweep_that_blocks_its_thread_does_not_delay_the_heartbeat() {
     let fixture = Fixture::new().await;
     fixture.queue.gate.set_closed(true);
+    let opens = OpensAtEnd(&fixture.queue.gate);
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(Arc::clone(&fixture.reconciler).run(shutdown.clone()));
     let mut beats = std::collections::BTreeSet::new();
@@ -178,7 +188,7 @@ async fn a_sweep_that_blocks_its_thread_does_not_delay_the_heartbeat() {
         .await;
         beats.insert(at);
     }
-    fixture.queue.gate.set_closed(false);
+    drop(opens);
     shutdown.cancel();
     running.await.unwrap();
 }

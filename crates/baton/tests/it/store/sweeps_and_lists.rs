@@ -32,6 +32,7 @@ async fn a_due_row_is_leased_to_one_consumer_until_its_lease_ends(fixture: &Stor
             }
             assert!(rows.len() <= 7);
             taken.extend(rows.into_iter().map(|row| row.id));
+            assert!(taken.len() <= ROWS, "rows are leased again before their leases end");
         }
     };
     let taken: Vec<_> = futures::future::join_all((0..4).map(|_| consumer())).await.concat();
