@@ -145,17 +145,26 @@ impl Selection {
     }
 }
 
-/// Dead letters read at once.
+/// Dead letters read at once, where a page costs what it returns.
 const PAGE: usize = 500;
+
+/// The size of a page of a queue's dead letters: all that one reading gives anyway, so that reading all of them is linear.
+pub(crate) fn page_size(queue: &dyn Queue) -> usize {
+    PAGE.max(queue.capabilities().dead_letters_per_read)
+}
 
 /// The selected dead letters: those in the queue, oldest first, then those in the quarantine.
 pub async fn select(lane: &dyn DeadLetterLane, selection: &Selection) -> Result<Vec<DeadLetterEntry>, DeadLetterError> {
     let mut selected = Vec::new();
     for place in lane.places() {
+        let size = match place {
+            DeadLetterPlace::Queue => page_size(lane.queue()),
+            DeadLetterPlace::Quarantine => PAGE,
+        };
         let mut seen = HashSet::new();
         let mut after: Option<MessageId> = None;
         loop {
-            let page = match read_page(lane, *place, after.as_ref()).await {
+            let page = match read_page(lane, *place, after.as_ref(), size).await {
                 // The last dead letter of the page before was moved meanwhile: start over, skipping the known ones.
                 Err(DeadLetterError::Queue(QueueError::NotFound)) => {
                     after = None;
@@ -164,7 +173,7 @@ pub async fn select(lane: &dyn DeadLetterLane, selection: &Selection) -> Result<
                 page => page?,
             };
             after = page.last().map(|entry| entry.message_id.clone());
-            let is_last = page.len() < PAGE;
+            let is_last = page.len() < size;
             for entry in page {
                 if selection.max.is_some_and(|max| selected.len() >= max) {
                     return Ok(selected);
@@ -185,12 +194,13 @@ async fn read_page(
     lane: &dyn DeadLetterLane,
     place: DeadLetterPlace,
     after: Option<&MessageId>,
+    size: usize,
 ) -> Result<Vec<DeadLetterEntry>, DeadLetterError> {
     match place {
         DeadLetterPlace::Queue => {
-            Ok(lane.queue().dead_letters(after, PAGE).await?.into_iter().map(DeadLetterEntry::from).collect())
+            Ok(lane.queue().dead_letters(after, size).await?.into_iter().map(DeadLetterEntry::from).collect())
         }
-        DeadLetterPlace::Quarantine => lane.quarantined(after, PAGE).await,
+        DeadLetterPlace::Quarantine => lane.quarantined(after, size).await,
     }
 }
 

@@ -52,13 +52,14 @@ async fn rabbitmq(name: &str, queue_type: QueueType) -> RabbitMqQueue {
 /// A Markdown table with one column for each queue.
 fn table(queues: &[(&str, Capabilities)]) -> String {
     type Cell = fn(&Capabilities) -> String;
-    let rows: [(&str, Cell); 8] = [
+    let rows: [(&str, Cell); 9] = [
         ("durable: a sent message survives kill -9", |can| yes(can.durable)),
         ("ordered: messages arrive in the order sent", |can| yes(can.ordered)),
         ("fenced: a receipt whose lease was lost settles nothing", |can| yes(can.fenced)),
         ("shared: several processes may use it", |can| yes(can.shared)),
         ("cancel-safe: a cancelled receive has taken nothing", |can| yes(can.cancel_safe)),
         ("messages per request at the cost of one", |can| can.messages_per_request.to_string()),
+        ("dead letters read by one listing, at least", |can| can.dead_letters_per_read.to_string()),
         ("longest body by default", |can| format!("{} KiB", can.body_bytes_max / 1024)),
         ("longest delay in one step", |can| duration_text(can.delay_max)),
     ];

@@ -13,7 +13,8 @@ use relayer_sim::dev::{ChainOptions, DevRelayer, DevRelayerOptions, Key};
 use reqwest::Url;
 use sha2::{Digest, Sha256};
 
-use super::service::{Lanes, run_parts};
+use super::lanes::Lanes;
+use super::service::run_parts;
 use crate::config::{Config, Service};
 use crate::http::server;
 use crate::telemetry;

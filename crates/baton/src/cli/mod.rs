@@ -3,6 +3,7 @@
 mod config;
 mod dev;
 mod dlq;
+mod lanes;
 mod migrate;
 mod service;
 mod tx;

@@ -1,91 +1,24 @@
 //! `serve`, `relay-api`, `queue-consumer`, `users-api` and `users-consumer`: the same parts in one process or several.
 //!
-//! A service opens its lanes, binds its port, then runs API, consumers and background checks until shutdown.
+//! A service binds its port, opens its lanes ([`super::lanes`]), and runs API, consumers and background checks until
+//! shutdown.
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::Router;
+use axum::extract::Request;
 use axum::middleware;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tower_service::Service as _;
 use tracing::{info, warn};
 
+use super::lanes::Lanes;
 use crate::config::{Config, Service};
-use crate::http::health::{HealthCheck, HealthState};
 use crate::http::{auth, health, server};
-use crate::relay::health::RelayHealth;
-use crate::users::health::UsersHealth;
-use crate::{relay, telemetry, users};
-
-/// The lanes that a service works on.
-pub struct Lanes {
-    relay: Option<relay::lane::RelayLane>,
-    users: Option<users::lane::UsersLane>,
-}
-
-impl Lanes {
-    /// Opens the databases and queues of the service's lanes; nothing runs yet.
-    pub async fn open(config: &Config, service: Service) -> anyhow::Result<Self> {
-        let relay = if service.has_relay() { Some(relay::lane::RelayLane::open(config).await?) } else { None };
-        let users = if service.has_users() { Some(users::lane::UsersLane::open(config).await?) } else { None };
-        Ok(Self { relay, users })
-    }
-
-    /// Consumes until shutdown, then drains the messages in hand.
-    async fn consume(&self, shutdown: &CancellationToken) {
-        let relay = async {
-            if let Some(lane) = &self.relay {
-                lane.consume(shutdown.clone()).await;
-            }
-        };
-        let users = async {
-            if let Some(lane) = &self.users {
-                lane.consume(shutdown.clone()).await;
-            }
-        };
-        tokio::join!(relay, users);
-    }
-
-    /// Runs health checks of relayers and engines, and refreshes gauges, until shutdown.
-    async fn watch(&self, shutdown: &CancellationToken) {
-        let relay = async {
-            if let Some(lane) = &self.relay {
-                lane.watch(shutdown.clone()).await;
-            }
-        };
-        let users = async {
-            if let Some(lane) = &self.users {
-                lane.watch(shutdown.clone()).await;
-            }
-        };
-        tokio::join!(relay, users);
-    }
-
-    /// Closes the queues, so that acknowledgements still in transit are not lost with the connection.
-    async fn close(&self) {
-        if let Some(lane) = &self.relay {
-            lane.guarded.queue.close().await;
-        }
-        if let Some(lane) = &self.users {
-            lane.queue.close().await;
-        }
-    }
-
-    fn health(&self, service: Service, metrics: PrometheusHandle) -> HealthState {
-        let mut lanes: Vec<Arc<dyn HealthCheck>> = Vec::new();
-        if let Some(lane) = &self.relay {
-            let (guarded, pool) = (Arc::clone(&lane.guarded), Arc::clone(&lane.pool));
-            lanes.push(Arc::new(RelayHealth { guarded, pool }));
-        }
-        if let Some(lane) = &self.users {
-            let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
-            lanes.push(Arc::new(UsersHealth { store, queue, consumes: service.consumes() }));
-        }
-        HealthState { service: service.name(), lanes, metrics }
-    }
-}
+use crate::telemetry;
 
 /// Runs a service until a signal stops it.
 pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
@@ -95,13 +28,14 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     }
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
-    let lanes = Lanes::open(&config, service).await?;
+    let lanes = Lanes::closed(service);
     let listener = server::bind(config.http.listen).await?;
     info!(action = "started", service = service.name(), address = %listener.local_addr()?, "{} is listening", service.name());
     run_parts(&config, service, &lanes, listener, metrics, shutdown).await
 }
 
-/// Runs a service on open lanes and a bound listener until shutdown, then drains in order.
+/// Runs a service on a bound listener until shutdown, then drains in order. Lanes that are not open are opened, each as soon
+/// as its servers answer.
 pub async fn run_parts(
     config: &Config,
     service: Service,
@@ -111,7 +45,18 @@ pub async fn run_parts(
     shutdown: CancellationToken,
 ) -> anyhow::Result<ExitCode> {
     let upkeep = telemetry::keep_up(metrics.clone(), shutdown.clone());
-    let routes = routes(config, service, lanes, metrics);
+    let current = Arc::new(RwLock::new(routes(config, service, lanes, metrics.clone())));
+    let opening = async {
+        let changed = || {
+            let routes = routes(config, service, lanes, metrics.clone());
+            *current.write().unwrap_or_else(PoisonError::into_inner) = routes;
+        };
+        let opened = lanes.keep_opening(config, &shutdown, changed).await;
+        if opened.is_err() {
+            shutdown.cancel();
+        }
+        opened
+    };
     // In a process with API and consumer, the API and the checks stop after the drain: health stays readable meanwhile.
     let drained = CancellationToken::new();
     let consuming = async {
@@ -122,28 +67,28 @@ pub async fn run_parts(
         }
         drained.cancel();
     };
-    tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lanes.watch(&drained), upkeep);
+    let serving = server::serve(listener, dispatch(Arc::clone(&current)), drained.clone());
+    let ((), (), (), (), opened) = tokio::join!(serving, consuming, lanes.watch(&drained), upkeep, opening);
     lanes.close().await;
+    opened?;
     info!(action = "stopped", service = service.name(), "{} stopped", service.name());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Passes each request to the routes of the moment: a lane that opens later adds its own.
+fn dispatch(current: Arc<RwLock<Router>>) -> Router {
+    Router::new().fallback(move |request: Request| {
+        let mut routes = current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        async move { routes.call(request).await }
+    })
 }
 
 fn routes(config: &Config, service: Service, lanes: &Lanes, metrics: PrometheusHandle) -> Router {
     let mut routes = health::routes(lanes.health(service, metrics));
     if service.has_api() {
         let keys = Arc::new(config.http.api_keys.clone());
-        let mut api = Router::new();
-        if let Some(lane) = &lanes.relay {
-            api = api.merge(lane.api_routes());
-        }
-        if let Some(lane) = &lanes.users {
-            api = api.merge(lane.api_routes());
-        }
-        api = api.layer(middleware::from_fn_with_state(keys, auth::require_key));
-        if let Some(webhooks) = lanes.relay.as_ref().and_then(relay::lane::RelayLane::webhook_routes) {
-            api = api.merge(webhooks);
-        }
-        routes = routes.merge(api);
+        let (keyed, open) = lanes.api_routes();
+        routes = routes.merge(keyed.layer(middleware::from_fn_with_state(keys, auth::require_key))).merge(open);
     }
     server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout)
 }

@@ -22,6 +22,8 @@ pub struct ChainConfig {
     pub preflight: bool,
     /// `FORWARDER_*`; `None`: gasless transactions are off.
     pub forwarder: Option<ForwarderConfig>,
+    /// What a gasless request may ask of the relayers.
+    pub gasless: GaslessPolicy,
     /// `CHAIN_DECIDES`: whether relayers' final reports are held against the chain.
     pub decides: bool,
     /// `CHAIN_FINALITY_BLOCKS`: blocks on top of one that make it final.
@@ -43,12 +45,28 @@ pub struct ForwarderConfig {
     pub gas_overhead: u64,
 }
 
+/// What a gasless request may ask of the relayers, who pay for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GaslessPolicy {
+    /// `GASLESS_ALLOW_VALUE`: whether a request may carry a value, which its relayer pays.
+    pub allow_value: bool,
+    /// `GASLESS_GAS_MAX`: the most gas that a request may be signed for.
+    pub gas_max: u64,
+    /// `GASLESS_PREFLIGHT`: try each request with `eth_call` before it is submitted.
+    pub preflight: bool,
+}
+
 impl Vars<'_> {
     pub(super) fn chain(&mut self) -> Option<ChainConfig> {
         let rpc_timeout = self.millis("RPC_TIMEOUT_MS");
         let preflight: bool = self.parsed("RELAY_PREFLIGHT");
         let chain_id = self.chain_id();
         let forwarder = self.forwarder(chain_id);
+        let gasless = GaslessPolicy {
+            allow_value: self.parsed("GASLESS_ALLOW_VALUE"),
+            gas_max: self.count("GASLESS_GAS_MAX"),
+            preflight: self.parsed("GASLESS_PREFLIGHT"),
+        };
         let finality_blocks = self.parsed("CHAIN_FINALITY_BLOCKS");
         let calls_per_second = Some(self.parsed("RPC_RATE_PER_SECOND")).filter(|rate| *rate > 0);
         let decides: bool = self.parsed("CHAIN_DECIDES");
@@ -70,6 +88,7 @@ impl Vars<'_> {
             chain_id,
             preflight,
             forwarder,
+            gasless,
             decides,
             finality_blocks,
             calls_per_second,
@@ -142,6 +161,8 @@ mod tests {
         assert_eq!((forwarder.name.as_str(), forwarder.chain_id), ("ERC2771Forwarder", 137));
         assert_eq!(forwarder.address.to_checksum(None), FORWARDER);
         assert!(!format!("{chain:?}").contains("secret-key"), "the URL may hold a provider's key");
+        // Safe unless switched on: the relayers pay.
+        assert_eq!(chain.gasless, GaslessPolicy { allow_value: false, gas_max: 2_000_000, preflight: true });
     }
 
     #[test]
@@ -163,6 +184,9 @@ mod tests {
             ("CHAIN_ID", "0x89"),
             ("RPC_URL", "ws://h"),
             ("RELAY_PREFLIGHT", "maybe"),
+            ("GASLESS_PREFLIGHT", "maybe"),
+            ("GASLESS_ALLOW_VALUE", "5"),
+            ("GASLESS_GAS_MAX", "0"),
             ("FORWARDER_GAS_OVERHEAD", "0"),
         ] {
             let mut vars = vec![(name, bad)];

@@ -23,7 +23,7 @@ pub mod variables;
 
 use std::path::PathBuf;
 
-pub use chain::{ChainConfig, ForwarderConfig};
+pub use chain::{ChainConfig, ForwarderConfig, GaslessPolicy};
 pub use definition::{Kind, Readers, Variable};
 pub use http::{ApiKey, HttpConfig};
 pub use log::LogConfig;

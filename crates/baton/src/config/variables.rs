@@ -227,6 +227,21 @@ pub const SECTIONS: &[Section] = &[
                 "Gas for the forwarder itself, added to the gas of the signed request",
             ),
             var(
+                "GASLESS_ALLOW_VALUE",
+                Flag,
+                "false",
+                Relay,
+                "Accept gasless requests with a value above 0, which the relayer pays",
+            ),
+            var("GASLESS_GAS_MAX", Count, "2000000", Relay, "The most gas that a gasless request may be signed for"),
+            var(
+                "GASLESS_PREFLIGHT",
+                Flag,
+                "true",
+                RelayConsumer,
+                "Try each gasless transaction with eth_call before it is submitted; a revert fails it without cost",
+            ),
+            var(
                 "RELAY_PREFLIGHT",
                 Flag,
                 "false",

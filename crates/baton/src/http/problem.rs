@@ -129,6 +129,16 @@ impl Problem {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
     }
 
+    /// 429: the id is not in the store, and the relayers were asked about too many such ids.
+    pub fn too_many_lookups() -> Self {
+        let detail =
+            "the id is not one of this service's, and the relayers were asked about too many such ids; ask again";
+        let title = "Too many lookups of unknown ids";
+        let mut problem = Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-lookups", title, detail);
+        problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
+        problem
+    }
+
     /// 500: a bug, such as a panic.
     pub fn internal() -> Self {
         let detail = "an internal error; the log has the cause under the request id";
@@ -144,6 +154,14 @@ impl Problem {
     /// 503: the request was refused and will never have an effect. The cause goes to the log only.
     pub fn unavailable(detail: impl Into<String>, cause: &(dyn std::error::Error + 'static)) -> Self {
         error!(action = "unavailable", "{}", chain(cause));
+        let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Service unavailable", detail);
+        problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
+        problem
+    }
+
+    /// 503: the lane waits for one of its servers since the start of the process; nothing was accepted.
+    pub fn starting() -> Self {
+        let detail = "the service is waiting for its database or queue; nothing was accepted, send it again later";
         let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Service unavailable", detail);
         problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
         problem

@@ -99,9 +99,11 @@ impl RelayLane {
         let blocks = self.chain.clone().map(|chain| Blocks::new(chain, Arc::clone(&guarded), self.request_timeout));
         let lookup = StatusLookup::new(guarded, pool, blocks, self.config.health_timeout);
         let forwarder = self.config.chain.as_ref().and_then(|chain| chain.forwarder.clone());
-        let gasless = self.chain.as_ref().zip(forwarder);
-        let gasless =
-            gasless.map(|(chain, forwarder)| Gasless::new(Arc::clone(chain), forwarder, Arc::clone(&self.guarded)));
+        let policy = self.config.chain.as_ref().map(|chain| chain.gasless);
+        let gasless = self.chain.as_ref().zip(forwarder).zip(policy);
+        let gasless = gasless.map(|((chain, forwarder), policy)| {
+            Gasless::new(Arc::clone(chain), forwarder, policy, Arc::clone(&self.guarded))
+        });
         let read = ReadApi { lookup, guarded: Arc::clone(&self.guarded) };
         api::routes(AcceptApi { intake, gasless }).merge(read_api::routes(read))
     }
@@ -122,7 +124,7 @@ impl RelayLane {
             let (guarded, pool) = (Arc::clone(&self.guarded), Arc::clone(&self.pool));
             Arc::new(ChainCheck::new(reader, guarded, pool, QUESTION_TIMEOUT))
         });
-        let reconciler = Reconciler::new(
+        let reconciler = Arc::new(Reconciler::new(
             Arc::clone(&self.guarded),
             Arc::clone(&self.pool),
             me.clone(),
@@ -135,7 +137,7 @@ impl RelayLane {
                 question_timeout: QUESTION_TIMEOUT,
             },
             check,
-        );
+        ));
         let attempts = RetryPolicy {
             attempts_max: self.config.attempts_max,
             first_delay: self.config.retry_first_delay,
@@ -143,6 +145,8 @@ impl RelayLane {
             delay_max: self.config.retry_delay_max,
         };
         let preflight = self.config.chain.as_ref().is_some_and(|chain| chain.preflight);
+        let gasless_preflight =
+            self.config.chain.as_ref().is_some_and(|chain| chain.preflight || chain.gasless.preflight);
         let settings = ConsumerSettings {
             attempts,
             auto_replay_delay: self.config.auto_replay_delay,
@@ -158,6 +162,7 @@ impl RelayLane {
                 QUESTION_TIMEOUT,
             ),
             preflight: self.chain.clone().filter(|_| preflight),
+            gasless_preflight: self.chain.clone().filter(|_| gasless_preflight),
             me: me.clone(),
             settings,
             shutdown: shutdown.clone(),

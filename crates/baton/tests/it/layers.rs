@@ -9,7 +9,7 @@ const LAYERS: &[&[&str]] = &[
     &["errors", "evm", "mutations", "timestamp"],
     &["clock", "randomness"],
     &["config"],
-    &["telemetry", "queues", "store_pool", "dead_letters"],
+    &["telemetry", "queues", "servers", "store_pool", "dead_letters"],
     &["http"],
     // Lane 1.
     &["relay/request"],

@@ -9,9 +9,11 @@ mod journey;
 mod layers;
 mod legacy_bugs;
 mod load;
+mod reconcile;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
 mod relay_fixture;
 mod routing;
+mod server_away;
 mod start;
 mod store;
 mod users;

@@ -1,5 +1,6 @@
 //! Routing: submissions are spread evenly, never sent to a relayer that cannot take them, and never sent twice.
 
+use futures::StreamExt;
 use harness::ledger::EffectLedger;
 use harness::relayer::{Faults, PostFault};
 use harness::wait::eventually;
@@ -183,6 +184,49 @@ async fn the_relayers_rate_limit_is_never_exceeded() {
     relay.until_all_final(LATER).await;
     relay.books(sent).assert_exactly_once();
     assert_eq!(relay.metric("baton_submissions_total", "not-taken").await, 0.0, "no relayer answered 429");
+}
+
+#[tokio::test]
+async fn lookups_of_unknown_ids_do_not_stop_submissions() {
+    // At this rate the relayer would pay for 1,000 questions with 100 seconds without a submission.
+    let relay = RelaySetup::relayers(1).env("RELAYER_RATE_PER_SECOND", "10").start().await;
+    let lookups = (0..1000).map(|_| async {
+        let id = uuid::Uuid::new_v4();
+        relay.get(&format!("/api/v1/relay/status/{id}")).await.0
+    });
+    let answers: Vec<u16> = futures::stream::iter(lookups).buffer_unordered(32).collect().await;
+    assert!(answers.iter().all(|status| [404, 429].contains(status)), "{answers:?}");
+    assert!(answers.contains(&429), "the relayer was asked about every id");
+    let id = relay.send_serial(1).await;
+    relay.until_status(&id, "confirmed").await;
+    // The budget is for ids that only a relayer may know.
+    assert_eq!(relay.get(&format!("/api/v1/relay/status/{id}")).await.0, 200);
+}
+
+#[tokio::test]
+async fn an_unknown_id_is_looked_up_once() {
+    let relay = RelaySetup::relayers(1).env("RELAYER_RATE_PER_SECOND", "1").start().await;
+    let id = uuid::Uuid::new_v4();
+    for _ in 0..50 {
+        let (status, answer) = relay.get(&format!("/api/v1/relay/status/{id}")).await;
+        assert_eq!(status, 404, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_list_of_large_records_is_read_in_small_pages() {
+    let relay = RelaySetup::relayers(1).start().await;
+    // 12 MB on one page of 500, and 10 MB on one of 50.
+    for index in 0..60 {
+        relay.post_at_relayer(0, &format!("0x{}{index:04x}", "ab".repeat(100_000))).await;
+    }
+    relay.relayers[0].set_faults(Faults {
+        next_posts: [Some(PostFault::CutAfterStoring)].into_iter().collect(),
+        ..Faults::default()
+    });
+    let id = relay.send_serial(1).await;
+    relay.until_status(&id, "confirmed").await;
+    assert_eq!(relay.relayers[0].accepted().len(), 61, "found, not sent again");
 }
 
 #[tokio::test]

@@ -13,12 +13,13 @@ macro_rules! on_every_database {
 }
 
 mod early_webhooks;
-mod fixture;
+pub mod fixture;
 mod gasless;
 mod lossy_link;
 mod mysql;
 mod mysql_connection;
 mod relayer_rows;
+mod sweeps_and_lists;
 
 use std::time::Duration;
 

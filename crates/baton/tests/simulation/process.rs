@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use alloy_primitives::U256;
 use baton::clock::Clock;
-use baton::config::{ChainConfig, RoutingSettings, Secret};
+use baton::config::{ChainConfig, GaslessPolicy, RoutingSettings, Secret};
 use baton::randomness::Randomness;
 use baton::relay::accept::intake::{AcceptMode, TransactionIntake};
 use baton::relay::chain::Chain;
@@ -103,6 +103,7 @@ impl ConsumerProcess {
             rpc_timeout: Duration::from_secs(5),
             chain_id: decides.then_some(CHAIN_ID),
             preflight,
+            gasless: GaslessPolicy { allow_value: true, gas_max: u64::MAX, preflight },
             forwarder: None,
             decides,
             finality_blocks,
@@ -130,6 +131,7 @@ impl ConsumerProcess {
         };
         let consumer = Consumer {
             order: NonceOrder::new(Arc::clone(&guarded), Arc::clone(&pool), Some(Arc::clone(&chain)), QUESTION_TIMEOUT),
+            gasless_preflight: preflight.then(|| Arc::clone(&chain)),
             preflight: preflight.then_some(chain),
             guarded,
             pool: Arc::clone(&pool),

@@ -71,6 +71,7 @@ impl Queue for SimQueue {
             shared: true,
             cancel_safe: true,
             messages_per_request: 1,
+            dead_letters_per_read: 1,
             body_bytes_max: usize::MAX,
             delay_max: Duration::MAX,
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
 use baton::relay::accept::intake::Request;
+use baton::relay::observe::status::Found;
 use baton::relay::observe::webhook::receive_report;
 use baton::relay::reconcile::sweeps::Sweep;
 use baton::relay::relayer::wire::{self, Webhook};
@@ -380,7 +381,7 @@ impl Scheduler {
         };
         let (lookup, sim) = (Arc::clone(&self.api.lookup), self.sim.clone());
         self.spawn(Owner::Api, Job::Read, async move {
-            if let Ok(Some(shown)) = lookup.find(id).await {
+            if let Ok(Found::Known(shown)) = lookup.find(id).await {
                 let status = shown["status"].as_str().and_then(Status::parse).unwrap();
                 sim.w().check_read(index, replays, status);
             }

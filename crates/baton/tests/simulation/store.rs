@@ -128,6 +128,19 @@ impl TransactionStore for SimStore {
         self.read(|world| world.next_nonce(signer).checked_sub(1)).await
     }
 
+    async fn withdrawn_nonce(&self, _signer: Signer, _from: u64) -> Result<Option<u64>, StoreError> {
+        // Only the HTTP call asks; the simulated clients take the next nonce.
+        Ok(None)
+    }
+
+    async fn record_failed_forward(&self, _digest: [u8; 32], _now: Timestamp) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn is_failed_forward(&self, _digest: [u8; 32]) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
     async fn insert(&self, _rows: &[Transaction]) -> Result<(), StoreError> {
         Ok(())
     }
@@ -185,6 +198,29 @@ impl TransactionStore for SimStore {
             due.sort_by_key(|row| row.check_at);
             due.truncate(max);
             due
+        })
+        .await
+    }
+
+    async fn lease_due(
+        &self,
+        kind: Due,
+        now: Timestamp,
+        until: Timestamp,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        self.write(|world| {
+            let mut due = self.rows(world, |row| is_due(row, kind, now));
+            due.sort_by_key(|row| row.check_at);
+            due.truncate(max);
+            for leased in &mut due {
+                leased.check_at = Some(until);
+                let index = world.index_of(leased.id);
+                if let Some(row) = index.and_then(|index| world.rows.get_mut(index)) {
+                    row.check_at = Some(until);
+                }
+            }
+            Ok(due)
         })
         .await
     }

@@ -155,6 +155,7 @@ impl Queue for MemoryQueue {
             shared: false,
             cancel_safe: true,
             messages_per_request: 1,
+            dead_letters_per_read: 1,
             body_bytes_max: self.state.options.body_bytes_max,
             delay_max: WAIT_MAX,
         }

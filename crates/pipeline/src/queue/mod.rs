@@ -91,6 +91,9 @@ pub struct Capabilities {
     pub cancel_safe: bool,
     /// Messages in one request at about the cost of a single one. 1: every message costs the same.
     pub messages_per_request: usize,
+    /// Dead letters that one [`Queue::dead_letters`] reads, however few it returns: smaller pages cost as much. 1: a page
+    /// costs what it returns.
+    pub dead_letters_per_read: usize,
     /// The longest body accepted, in bytes.
     pub body_bytes_max: usize,
     /// The longest delay accepted in one `retry_after`.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::settle::{Disposition, Settlement};
-use super::{Run, SettlementSender};
+use super::Run;
+use super::settle::{Disposition, Settlement, SettlementSender};
 use crate::handler::Outcome;
 use crate::message::Message;
 
@@ -24,7 +24,7 @@ impl Delivery {
     pub(super) async fn settle(mut self, disposition: Disposition) {
         let settlement = Settlement::new(self.lease_key, &self.message, disposition);
         // The channel outlives every delivery, unless the settler was stopped: then this message cannot be settled.
-        self.handed_in = self.settlements.send(settlement).await.is_ok();
+        self.handed_in = self.settlements.send(settlement).await;
     }
 
     /// The outcome for a message whose handler panicked or returned the wrong number of outcomes.

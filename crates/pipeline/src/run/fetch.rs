@@ -16,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::delivery::Delivery;
 use super::options::PipelineOptions;
-use super::{FILL_WAIT, Run, SettlementSender, panic_reason};
+use super::settle::SettlementSender;
+use super::{FILL_WAIT, Run, panic_reason};
 use crate::error_chain::ErrorChain;
 use crate::message::Message;
 use crate::queue::QueueError;

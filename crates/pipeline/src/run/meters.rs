@@ -18,6 +18,8 @@ pub struct Summary {
     pub retried: u64,
     /// Messages moved to the dead-letter queue.
     pub dead: u64,
+    /// Messages that the dead-letter queue did not take. They are delivered again.
+    pub unburied: u64,
     /// Messages returned to the queue unstarted at shutdown.
     pub handed_back: u64,
     /// Messages whose handler had not finished at the end of the drain. They become due again when their lease ends.
@@ -36,6 +38,7 @@ pub(super) struct Meters {
     done: SummedCounter,
     retried: SummedCounter,
     dead: SummedCounter,
+    unburied: SummedCounter,
     handed_back: SummedCounter,
     abandoned: SummedCounter,
     failed: SummedCounter,
@@ -84,6 +87,7 @@ impl Meters {
             done: settled("done"),
             retried: settled("retry"),
             dead: settled("dead"),
+            unburied: settled("unburied"),
             handed_back: settled("handed_back"),
             failed: settled("failed"),
             abandoned: SummedCounter::new(plain("pipeline_abandoned_total")),
@@ -138,6 +142,11 @@ impl Meters {
         self.dead.add(1);
     }
 
+    /// The dead-letter queue did not take the message.
+    pub(super) fn unburied(&self) {
+        self.unburied.add(1);
+    }
+
     pub(super) fn handed_back(&self) {
         self.handed_back.add(1);
     }
@@ -175,6 +184,7 @@ impl Meters {
             done: self.done.sum(),
             retried: self.retried.sum(),
             dead: self.dead.sum(),
+            unburied: self.unburied.sum(),
             handed_back: self.handed_back.sum(),
             abandoned: self.abandoned.sum(),
             unsettled: self.failed.sum() + still_held as u64,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -33,13 +33,13 @@ use crate::queue::Queue;
 use delivery::Delivery;
 use lease::LeaseTable;
 use meters::Meters;
-use settle::{Disposition, Settlement};
+use settle::{Disposition, SettlementSender};
 
 pub use meters::Summary;
 pub use options::{BatchOptions, PipelineOptions};
 
-/// Settlements that may wait for the settler. At the limit handlers wait to hand theirs in, which in turn stops the
-/// fetching.
+/// Settlements of each kind that may wait for the settler. At the limit handlers wait to hand theirs in, which in turn
+/// stops the fetching; burials are handed back instead.
 const SETTLEMENT_BACKLOG_MAX: usize = 1024;
 /// Time limit for the last settlements, after the handlers have finished.
 const SETTLE_GRACE: Duration = Duration::from_secs(10);
@@ -131,9 +131,6 @@ struct Run {
     leases: LeaseTable,
 }
 
-/// Where deliveries hand in their settlements.
-type SettlementSender = mpsc::Sender<Settlement>;
-
 /// The settler and the lease renewal.
 struct HelperTasks {
     tasks: JoinSet<()>,
@@ -147,7 +144,7 @@ impl Run {
         let meters = Arc::new(Meters::new(queue.name()));
         let leases = LeaseTable::new(queue.lease());
         let run = Arc::new(Self { queue, options, capacity, meters, leases });
-        let (sender, settlements) = mpsc::channel(SETTLEMENT_BACKLOG_MAX);
+        let (sender, settlements) = settle::channel();
         let (settled, stop_leases) = (CancellationToken::new(), CancellationToken::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(lease::renew_until(run.clone(), stop_leases.clone()));

@@ -11,13 +11,12 @@ use shuttle::future::block_on;
 use shuttle::rand::Rng;
 use shuttle::sync::Mutex;
 use shuttle::thread;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::delivery::Delivery;
 use super::lease::{LeaseTable, record_renewals};
 use super::meters::Meters;
-use super::settle::{Settlement, settle_group};
+use super::settle::{self, Settlement, settle_group};
 use super::{PipelineOptions, Run, Summary};
 use crate::handler::Outcome;
 use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
@@ -230,7 +229,7 @@ fn every_message_is_either_settled_or_counted_once_as_a_lost_lease() {
 fn a_delivery_abandoned_at_the_end_of_the_drain_leaves_no_lease() {
     let scenario = || {
         let fixture = Fixture::new(false);
-        let (settlements, _receiver) = mpsc::channel(MESSAGES);
+        let (settlements, _receiver) = settle::channel();
         let abandon = {
             let (run, messages) = (fixture.run.clone(), fixture.messages.clone());
             thread::spawn(move || {

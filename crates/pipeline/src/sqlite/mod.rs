@@ -6,6 +6,7 @@
 //! wait for a commit. Several processes may share the file.
 
 mod clock;
+mod read_stop;
 mod signal;
 mod writer;
 
@@ -171,7 +172,8 @@ impl Database {
         self.state.jobs.try_send(Box::new(WriteJob::new(RollbackScope::Job, job, Reply::Discard))).is_ok()
     }
 
-    /// Runs `job` on a read connection, off the async threads, in one snapshot.
+    /// Runs `job` on a read connection, off the async threads, in one snapshot. Dropping this future stops the job: its
+    /// statement is interrupted, and its place is free for the next read.
     pub async fn read<T, F>(&self, job: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
@@ -179,6 +181,7 @@ impl Database {
     {
         let permit = self.state.readers.clone().acquire_owned().await.map_err(|_| DatabaseError::Closed)?;
         let state = self.state.clone();
+        let (read, _stop) = read_stop::pair();
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             let idle = lock(&state.idle_readers).pop();
@@ -187,9 +190,15 @@ impl Database {
                 None => connect(&state.path, ConnectionRole::Reader)?,
             };
             // A panic in the job drops the connection and its snapshot; the next read opens another.
+            if !read.started(connection.get_interrupt_handle()) {
+                lock(&state.idle_readers).push(connection);
+                return Err(DatabaseError::Closed);
+            }
             let transaction = connection.unchecked_transaction()?;
             let value = job(&transaction)?;
             transaction.commit()?;
+            // From here on the connection is another read's.
+            read.finished();
             lock(&state.idle_readers).push(connection);
             Ok(value)
         });

@@ -493,3 +493,28 @@ async fn all_handles_on_a_file_share_one_clock() {
     let behind = std::time::SystemTime::now().duration_since(again.clock().now()).unwrap_or_default();
     assert!(behind < Duration::from_secs(60), "the clock starts from the system clock, but is {behind:?} behind");
 }
+
+#[tokio::test]
+async fn a_read_whose_caller_is_gone_is_stopped() {
+    // Counts for minutes, unless it is interrupted.
+    const ENDLESS: &str =
+        "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100000000) SELECT COUNT(*) FROM n";
+    let dir = tempfile::tempdir().unwrap();
+    let db = Database::open(&dir.path().join("test.db")).unwrap();
+    let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
+    // More than may read at the same time, so that some are dropped before they begin.
+    for _ in 0..12 {
+        let (db, started) = (db.clone(), started.clone());
+        let read = tokio::spawn(async move {
+            let endless = db.read(move |connection| {
+                started.send(()).unwrap();
+                connection.query_row(ENDLESS, [], |row| row.get::<_, i64>(0))
+            });
+            tokio::time::timeout(Duration::from_millis(50), endless).await.is_err()
+        });
+        assert!(read.await.unwrap(), "an endless read has no answer");
+    }
+    starts.recv().await.unwrap();
+    let read = db.read(|connection| connection.query_row("SELECT 1", [], |row| row.get::<_, i64>(0)));
+    assert_eq!(tokio::time::timeout(Duration::from_secs(30), read).await.expect("a free reader").unwrap(), 1);
+}

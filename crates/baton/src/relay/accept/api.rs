@@ -57,6 +57,7 @@ async fn gasless(
 ) -> Result<Response, Problem> {
     let gasless = state.gasless.as_ref().ok_or_else(Problem::gasless_off)?;
     let request = GaslessRequest::parse(&body).map_err(Problem::invalid)?;
+    gasless.within_policy(&request)?;
     let key = read_idempotency_key(&headers)?;
     let deadline = state.intake.deadline();
     let forward = Arc::new(gasless.signed(request, deadline).await?);
@@ -77,6 +78,7 @@ async fn gasless(
         }
         return Err(refused);
     }
+    gasless.never_failed_on_chain(&forward, deadline).await?;
     let accepted = state.intake.accept(request, &caller, key, deadline).await;
     accepted.map(answer).map_err(|failure| match failure {
         TransactionIntakeError::NonceTaken(holder) => gasless.nonce_taken(&forward, holder),

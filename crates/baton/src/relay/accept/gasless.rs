@@ -9,7 +9,7 @@ use serde_json::json;
 use tracing::debug;
 
 use crate::clock::Clock;
-use crate::config::ForwarderConfig;
+use crate::config::{ForwarderConfig, GaslessPolicy};
 use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::chain::{Chain, ChainError};
 
@@ -22,6 +22,7 @@ use crate::relay::update::guarded_store::GuardedStore;
 pub struct Gasless {
     chain: Arc<Chain>,
     forwarder: ForwarderConfig,
+    policy: GaslessPolicy,
     guarded: Arc<GuardedStore>,
 }
 
@@ -34,15 +35,40 @@ const CHAIN_PART: u32 = 2;
 
 impl Gasless {
     /// Checks for this forwarder on this chain.
-    pub fn new(chain: Arc<Chain>, forwarder: ForwarderConfig, guarded: Arc<GuardedStore>) -> Self {
-        Self { chain, forwarder, guarded }
+    pub fn new(
+        chain: Arc<Chain>,
+        forwarder: ForwarderConfig,
+        policy: GaslessPolicy,
+        guarded: Arc<GuardedStore>,
+    ) -> Self {
+        Self { chain, forwarder, policy, guarded }
+    }
+
+    /// Checks what the relayers would pay for, before anything else is looked at.
+    pub fn within_policy(&self, request: &GaslessRequest) -> Result<(), Problem> {
+        let mut problems = Vec::new();
+        let mut problem = |field: &str, message: String| {
+            problems.push(FieldProblem { field: field.to_owned(), message });
+        };
+        if request.request.value > U256::ZERO && !self.policy.allow_value {
+            let rule = "must be 0: a relayer would pay it. The operator can allow it (GASLESS_ALLOW_VALUE)";
+            problem("request.value", rule.to_owned());
+        }
+        if request.request.gas > U256::from(self.policy.gas_max) {
+            problem("request.gas", format!("must be at most {} (GASLESS_GAS_MAX)", self.policy.gas_max));
+        }
+        if problems.is_empty() { Ok(()) } else { Err(Problem::invalid(problems)) }
     }
 
     /// The next nonce of an address at the forwarder; `with_pending`: after the transactions that wait here.
     pub async fn nonce(&self, address: Address, with_pending: bool, deadline: Instant) -> Result<U256, Problem> {
         let signer = Signer { forwarder: self.forwarder.address, address };
         let count = self.count(signer, deadline).await?;
-        Ok(if with_pending { count.max(self.after_last(signer, deadline).await?) } else { count })
+        if !with_pending {
+            return Ok(count);
+        }
+        let next = count.max(self.after_last(signer, deadline).await?);
+        Ok(self.gap(signer, count, next, deadline).await?.unwrap_or(next))
     }
 
     /// The request as it will be stored, if `from` signed it.
@@ -76,10 +102,17 @@ impl Gasless {
         if request.nonce == next && next <= NONCE_MAX {
             return Ok(());
         }
+        // What waits behind a request that was never accepted goes on once another takes its nonce.
+        let gap = self.gap(signer, count, next, deadline).await?;
+        if gap == Some(request.nonce) {
+            return Ok(());
+        }
+        let wanted = gap.unwrap_or(next);
         let from = request.from;
         let waiting = if next > count { " (with what waits here)" } else { "" };
-        let wanted = format!("is {}, but the next nonce of {from} at the forwarder is {next}{waiting}", request.nonce);
-        let rule = format!("{wanted}: sign again with that one");
+        let differs =
+            format!("is {}, but the next nonce of {from} at the forwarder is {wanted}{waiting}", request.nonce);
+        let rule = format!("{differs}: sign again with that one");
         let holder = match u64::try_from(request.nonce) {
             Ok(nonce) if request.nonce < next => {
                 in_time(&self.guarded.clock, deadline, self.guarded.store.nonce_holder(signer, nonce)).await?
@@ -90,6 +123,27 @@ impl Gasless {
             Some(holder) if holder.status != Status::Failed => self.nonce_taken(forward, holder.id),
             _ => invalid("request.nonce", &rule),
         })
+    }
+
+    /// Checks that this request did not fail on the chain before: posted again, it would only cost gas again. A request that
+    /// failed there and whose nonce another one takes is recorded, so that it is not forgotten with its nonce.
+    pub async fn never_failed_on_chain(&self, forward: &Forward, deadline: Instant) -> Result<(), Problem> {
+        let (store, clock) = (&self.guarded.store, &self.guarded.clock);
+        let digest = forward.digest();
+        let holder = in_time(clock, deadline, store.nonce_holder(forward.signer(), forward.nonce())).await?;
+        if let Some(failed) = holder.filter(|holder| holder.status == Status::Failed && holder.hash.is_some())
+            && let Some(before) = &failed.forward
+        {
+            if before.digest() == digest {
+                return Err(failed_before(Some(failed.id)));
+            }
+            let now = clock.now();
+            in_time(clock, deadline, store.record_failed_forward(before.digest(), now)).await?;
+        }
+        match in_time(clock, deadline, store.is_failed_forward(digest)).await? {
+            true => Err(failed_before(None)),
+            false => Ok(()),
+        }
     }
 
     /// 400: another transaction has the nonce.
@@ -121,6 +175,17 @@ impl Gasless {
         Ok(last.map_or(U256::ZERO, |last| U256::from(last) + U256::from(1)))
     }
 
+    /// The lowest nonce between the forwarder's count and the next one whose request was never accepted.
+    async fn gap(&self, signer: Signer, count: U256, next: U256, deadline: Instant) -> Result<Option<U256>, Problem> {
+        let Ok(from) = u64::try_from(count) else { return Ok(None) };
+        if next <= count {
+            return Ok(None);
+        }
+        let asked = self.guarded.store.withdrawn_nonce(signer, from);
+        let withdrawn = in_time(&self.guarded.clock, deadline, asked).await?.map(U256::from);
+        Ok(withdrawn.filter(|nonce| *nonce < next))
+    }
+
     /// 401: `from` did not sign it. The answer names the EIP-712 domain, since a wrong domain looks like a wrong signer.
     async fn signed_by_another(&self, from: Address, signer: Address, deadline: Instant) -> Problem {
         let asked = self.guarded.clock.timeout_at(self.chain_deadline(deadline), self.chain.is_contract(from)).await;
@@ -137,6 +202,15 @@ impl Gasless {
              domain name {name:?}, version {DOMAIN_VERSION:?}, chainId {chain_id}, verifyingContract {address}"
         ))
     }
+}
+
+/// 400: the same request was executed and failed.
+fn failed_before(id: Option<TransactionId>) -> Problem {
+    let by = id.map(|id| format!(" as transaction {id}")).unwrap_or_default();
+    let rule = format!("was sent to the chain{by} and failed there; it is not taken again: sign another one");
+    let mut problem = invalid("request", &rule);
+    problem.more.extend(id.map(|id| ("transactionId", json!(id.to_string()))));
+    problem
 }
 
 fn invalid(field: &str, message: &str) -> Problem {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::http::problem::{FieldProblem, Problem};
-use crate::relay::observe::status::StatusLookup;
+use crate::relay::observe::status::{Found, StatusLookup};
 use crate::relay::state::transaction::{Kind, RelayerUrl, Status, TransactionId};
 use crate::relay::store::{Filter, StoreError};
 use crate::relay::update::guarded_store::GuardedStore;
@@ -36,8 +36,10 @@ pub fn routes(state: ReadApi) -> Router {
 async fn status(State(state): State<Arc<ReadApi>>, id: PathId) -> Result<Json<Value>, Problem> {
     let id = read_id(id)?;
     match state.lookup.find(id).await.map_err(store_problem)? {
-        Some(shown) => Ok(Json(shown)),
-        None => Err(Problem::not_found(format!("there is no transaction {id}"))),
+        Found::Known(shown) => Ok(Json(shown)),
+        Found::Unknown => Err(Problem::not_found(format!("there is no transaction {id}"))),
+        // Not a 404: a relayer may know it.
+        Found::NotAsked => Err(Problem::too_many_lookups()),
     }
 }
 

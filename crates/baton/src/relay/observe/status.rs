@@ -11,7 +11,7 @@ use tracing::debug;
 
 use crate::relay::observe::block::{self, Blocks};
 use crate::relay::observe::recent_misses::RecentMisses;
-use crate::relay::relayer::client::describe;
+use crate::relay::relayer::client::{RelayerClient, describe};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::request::call::{Call, DirectRequest, Speed};
 use crate::relay::state::apply_report::{Report, Source};
@@ -32,7 +32,18 @@ pub struct StatusLookup {
     blocks: Option<Blocks>,
 }
 
-const UNKNOWN_FOR: Duration = Duration::from_secs(5);
+/// What a lookup found.
+#[derive(Debug)]
+pub enum Found<T> {
+    /// The transaction.
+    Known(T),
+    /// No tier knows the id.
+    Unknown,
+    /// The store does not know the id, and the budget for asking the relayers is used up.
+    NotAsked,
+}
+
+const UNKNOWN_FOR: Duration = Duration::from_secs(30);
 /// With more claims than this, nothing is stored from the third tier.
 const CLAIMS_COMPARED_MAX: usize = 1000;
 
@@ -43,50 +54,65 @@ impl StatusLookup {
     }
 
     /// The transaction as clients see it, from the first tier that has all of it.
-    pub async fn find(&self, id: TransactionId) -> Result<Option<Value>, StoreError> {
+    pub async fn find(&self, id: TransactionId) -> Result<Found<Value>, StoreError> {
         // Cached before its block was known: the database may have it by now.
         let all = |shown: &Value| self.blocks.is_none() || !block::may_lack_block(shown);
         if let Some(shown) = self.guarded.cache.get(id).await.filter(all) {
             counter!("baton_status_total", "tier" => "cache").increment(1);
-            return Ok(Some(shown));
+            return Ok(Found::Known(shown));
         }
-        let Some(row) = self.find_row(id).await? else { return Ok(None) };
+        let row = match self.find_row(id).await? {
+            Found::Known(row) => row,
+            Found::Unknown => return Ok(Found::Unknown),
+            Found::NotAsked => return Ok(Found::NotAsked),
+        };
         let row = match &self.blocks {
             Some(blocks) => blocks.complete(row).await,
             None => row,
         };
-        Ok(Some(view::show(&row)))
+        Ok(Found::Known(view::show(&row)))
     }
 
-    async fn find_row(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
+    async fn find_row(&self, id: TransactionId) -> Result<Found<Transaction>, StoreError> {
         if let Some(row) = self.guarded.store.get(id).await? {
             self.keep(&row);
             counter!("baton_status_total", "tier" => "database").increment(1);
-            return Ok(Some(row));
-        }
-        if self.unknown.has(id, self.guarded.clock.instant()) {
-            return Ok(None);
+            return Ok(Found::Known(row));
         }
         // Clients of the old synchronous service hold relayers' ids; those are UUIDs too.
         let tx_id = RelayerTxId(id.to_string());
         if let Some(row) = self.guarded.store.find_bound(&tx_id).await? {
             counter!("baton_status_total", "tier" => "database").increment(1);
-            return Ok(Some(row));
+            return Ok(Found::Known(row));
         }
-        let found = self.ask_relayers(id, &tx_id).await?;
-        match &found {
-            Some(_) => counter!("baton_status_total", "tier" => "relayer").increment(1),
+        if self.unknown.has(id, self.guarded.clock.instant()) {
+            counter!("baton_status_total", "tier" => "none").increment(1);
+            return Ok(Found::Unknown);
+        }
+        let Some(relayers) = self.pool.look_up() else {
+            counter!("baton_status_total", "tier" => "not-asked").increment(1);
+            return Ok(Found::NotAsked);
+        };
+        match self.ask_relayers(relayers, id, &tx_id).await? {
+            Some(row) => {
+                counter!("baton_status_total", "tier" => "relayer").increment(1);
+                Ok(Found::Known(row))
+            }
             None => {
                 counter!("baton_status_total", "tier" => "none").increment(1);
                 self.unknown.add(id, self.guarded.clock.instant());
+                Ok(Found::Unknown)
             }
         }
-        Ok(found)
     }
 
-    async fn ask_relayers(&self, id: TransactionId, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
-        let asked = self.pool.clients().iter().map(|client| async move {
-            self.pool.ask_one(client.url());
+    async fn ask_relayers(
+        &self,
+        relayers: &[Arc<RelayerClient>],
+        id: TransactionId,
+        tx_id: &RelayerTxId,
+    ) -> Result<Option<Transaction>, StoreError> {
+        let asked = relayers.iter().map(|client| async move {
             match client.transaction(tx_id, self.timeout).await {
                 Ok(found) => found.map(|report| (client.url().clone(), report)),
                 Err(failure) => {

@@ -53,28 +53,50 @@ pub struct Coverage<'a> {
     pub timeout: Duration,
 }
 
-/// Maximum number of pages read of a relayer's list.
-const PAGES_MAX: u64 = 200;
-/// Maximum number of pages read beyond that for records of ours that have not come up yet.
-const PAGES_FURTHER: u64 = 20;
+/// Records on a page of a relayer's list: the first, or the next if such a page is too long.
+const PAGE_SIZES: [usize; 3] = [500, 50, 5];
+/// Maximum number of records read of a relayer's list.
+const RECORDS_MAX: usize = 100_000;
+/// Maximum number of records read beyond that for records of ours that have not come up yet.
+const RECORDS_FURTHER: usize = 10_000;
+/// Maximum number of pages read, however small they are.
+const PAGES_MAX: usize = 2000;
 /// Maximum number of missing records that the relayer is asked for one by one.
 const MISSING_ASKED_MAX: usize = 20;
 /// Assumed difference of the clocks where neither a record of ours nor a `Date` header shows it.
 const UNKNOWN_SKEW: Duration = Duration::from_secs(600);
 
-/// Reads the list, newest first, until it reaches back far enough, and checks it.
+/// Reads the list, newest first, until it reaches back far enough, and checks it. Large records are read in smaller pages, so
+/// that memory is bounded whatever the relayer holds.
 pub async fn read(
     client: &RelayerClient,
     coverage: &Coverage<'_>,
     clock: &Clock,
 ) -> Result<RelayerListing, RelayerError> {
+    let mut read = Err(RelayerError::TooLong);
+    for size in PAGE_SIZES {
+        // Pages of two sizes do not fit together: the reading starts over.
+        read = read_in_pages(client, coverage, clock, size).await;
+        if !matches!(read, Err(RelayerError::TooLong)) {
+            break;
+        }
+    }
+    read
+}
+
+async fn read_in_pages(
+    client: &RelayerClient,
+    coverage: &Coverage<'_>,
+    clock: &Clock,
+    size: usize,
+) -> Result<RelayerListing, RelayerError> {
     let read_at = clock.now();
     let mut reading = ListReading::new(coverage.witnesses, coverage.skew);
     let mut records = Vec::new();
     let mut finished = false;
-    let mut further = PAGES_FURTHER;
-    for number in 1..=PAGES_MAX {
-        let (page, date) = client.transactions(number, coverage.timeout).await?;
+    let mut further = RECORDS_FURTHER / size;
+    for number in 1..=(RECORDS_MAX / size).min(PAGES_MAX) as u64 {
+        let (page, date) = client.transactions(number, size, coverage.timeout).await?;
         if let Some(date) = date {
             reading.date(date, clock.now());
         }

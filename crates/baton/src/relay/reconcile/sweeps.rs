@@ -2,20 +2,24 @@
 //! relayers are asked about submitted rows without news, and messages that the queue buried too early are put back. Claims
 //! of unknown outcome are settled in [`crate::relay::reconcile::unknown_outcomes`].
 //!
-//! Each sweep has a loop of its own, so that a relayer that does not answer holds up only its own questions. A sweep that
+//! Each sweep has a task of its own, so that a relayer that does not answer holds up only its own questions. A sweep that
 //! is stopped half-way leaves nothing behind: each row is moved by one guarded save. Each finding is counted; a healthy
 //! system has none.
 
 use std::collections::HashSet;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use metrics::counter;
 use pipeline::MessageId;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::config::RelayMode;
+use crate::dead_letters::page_size;
 use crate::relay::reconcile::chain_check::{ChainCheck, Looked, RelayerWord};
 use crate::relay::reconcile::unknown_outcomes::UnknownOutcomes;
 use crate::relay::relayer::client::{RelayerClient, describe};
@@ -95,6 +99,9 @@ impl Sweep {
 const SWEEP_MAX: usize = 500;
 /// Maximum number of concurrent questions to relayers.
 const QUESTIONS_MAX: usize = 16;
+/// Other consumers leave a row alone for this long while one asks its relayer and the chain about it. If that consumer
+/// dies meanwhile, the row is looked at this much later.
+const LOOK_LEASE: Duration = Duration::from_secs(15);
 /// Longest pause between two looks at a row that its relayer has forgotten, with a chain.
 const FORGOTTEN_CHECK_MAX: Duration = Duration::from_secs(60);
 /// Pause between two clean-ups.
@@ -114,15 +121,16 @@ impl Reconciler {
         Self { guarded, pool, me, settings, unknown_outcomes, chain }
     }
 
-    /// Runs all sweeps until shutdown. The heartbeat is a sweep of its own: one that waits for a slow relayer must not
-    /// look like the death of this consumer.
-    pub async fn run(&self, shutdown: CancellationToken) {
-        let sweeps = futures::future::join_all(Sweep::ALL.iter().map(|sweep| self.repeat(*sweep)));
-        tokio::select! {
-            biased;
-            () = shutdown.cancelled() => {}
-            _ = sweeps => {}
+    /// Runs all sweeps until shutdown, each in a task of its own: one that waits for a slow relayer, or computes for long,
+    /// must not delay the heartbeat, which would look like the death of this consumer.
+    pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
+        let mut sweeps = JoinSet::new();
+        for sweep in Sweep::ALL {
+            let this = Arc::clone(&self);
+            sweeps.spawn(async move { this.repeat(sweep).await });
         }
+        shutdown.cancelled().await;
+        sweeps.shutdown().await;
     }
 
     /// Runs one sweep once.
@@ -156,7 +164,12 @@ impl Reconciler {
         let mut away = false;
         loop {
             let started = clock.instant();
-            match self.sweep(sweep).await {
+            // A panic ends one run of the sweep, not the sweep.
+            let swept = AssertUnwindSafe(self.sweep(sweep)).catch_unwind().await.unwrap_or_else(|_| {
+                error!(action = "sweep_panicked", sweep = sweep.name(), "a sweep panicked; it is run again");
+                Ok(())
+            });
+            match swept {
                 Ok(()) => away = false,
                 Err(failure) if !away => {
                     warn!(
@@ -203,11 +216,13 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Submitted rows without news: asks their relayers. A relayer that does not answer is not asked again in this sweep.
+    /// Submitted rows without news: asks their relayers. Consumers share the rows: each takes some at a time. A relayer that does not answer is not asked again in this sweep.
     async fn sweep_submitted(&self) -> Result<(), StoreError> {
-        let rows = self.guarded.store.due(Due::Bound, self.guarded.clock.now(), SWEEP_MAX).await?;
         let mut silent: HashSet<RelayerUrl> = HashSet::new();
-        for rows in rows.chunks(QUESTIONS_MAX) {
+        let mut left = SWEEP_MAX;
+        while left > 0 {
+            let now = self.guarded.clock.now();
+            let rows = self.guarded.store.lease_due(Due::Bound, now, now + LOOK_LEASE, QUESTIONS_MAX.min(left)).await?;
             let asked = rows.iter().map(|row| {
                 let skip = row.binding.as_ref().is_some_and(|binding| silent.contains(&binding.relayer));
                 self.ask(row, skip)
@@ -215,6 +230,7 @@ impl Reconciler {
             for asked in futures::future::join_all(asked).await {
                 silent.extend(asked?);
             }
+            left = if rows.len() < QUESTIONS_MAX { 0 } else { left - rows.len() };
         }
         Ok(())
     }
@@ -378,12 +394,12 @@ impl Reconciler {
     /// relayer, is discarded.
     async fn sweep_dead_letters(&self) -> Result<(), StoreError> {
         let mut after: Option<MessageId> = None;
+        let page_size = page_size(&*self.guarded.queue);
         loop {
-            let Ok(dead_letters) = self.guarded.queue.dead_letters(after.as_ref(), SWEEP_MAX).await else {
+            let Ok(dead_letters) = self.guarded.queue.dead_letters(after.as_ref(), page_size).await else {
                 return Ok(());
             };
-            let mut back = Vec::new();
-            let mut over = Vec::new();
+            let (mut back, mut over) = (Vec::new(), Vec::new());
             for dead_letter in &dead_letters {
                 let Ok(message) = TransactionMessage::parse(&dead_letter.body) else { continue };
                 let row = match self.guarded.store.get(message.transaction_id()).await {
@@ -413,11 +429,16 @@ impl Reconciler {
             let last = dead_letters
                 .last()
                 .map(|dead_letter| dead_letter.id.clone())
-                .filter(|_| dead_letters.len() == SWEEP_MAX);
+                .filter(|_| dead_letters.len() == page_size);
             // The next page starts after a dead letter that is still there: moved and discarded ones are skipped.
-            let moved = |id: &MessageId| back.contains(id) || over.contains(id);
-            after =
-                dead_letters.iter().rev().map(|dead_letter| &dead_letter.id).find(|id| !moved(id)).cloned().or(after);
+            let moved: HashSet<&MessageId> = back.iter().chain(&over).collect();
+            after = dead_letters
+                .iter()
+                .rev()
+                .map(|dead_letter| &dead_letter.id)
+                .find(|id| !moved.contains(id))
+                .cloned()
+                .or(after);
             counter!("baton_reconciler_total", "finding" => "dead-letter-put-back").increment(back.len() as u64);
             self.guarded.queue.replay(&back, Duration::ZERO).await;
             self.guarded.queue.discard(&over).await;

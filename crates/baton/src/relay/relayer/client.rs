@@ -112,6 +112,9 @@ pub enum RelayerError {
         /// The error text of its body.
         detail: String,
     },
+    /// An answer longer than is read.
+    #[error("the relayer's answer is too long")]
+    TooLong,
     /// An answer that cannot be read.
     #[error("the relayer's answer is not understood: {0}")]
     Unreadable(&'static str),
@@ -123,17 +126,17 @@ impl RelayerError {
         match self {
             Self::Unreachable(error) => error.kind == TransportFailure::TimedOut,
             Self::Status { status, .. } => *status == 429,
-            Self::Unreadable(_) => false,
+            Self::TooLong | Self::Unreadable(_) => false,
         }
     }
 }
 
 /// Idle connections are closed after this; relayers keep theirs longer, so a request seldom meets a closing one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Records on one page of a relayer's transaction list.
-const PAGE_SIZE: usize = 500;
-/// Longest answer that is read: twice a page of the largest requests that we accept.
-const ANSWER_BYTES_MAX: usize = 2 * PAGE_SIZE * 256 * 1024;
+/// Longest answer that is read, except a page of a list: several times a record of the largest request that we accept.
+const ANSWER_BYTES_MAX: usize = 2 << 20;
+/// Longest page of a list that is read. A longer one is read in smaller pages.
+const PAGE_BYTES_MAX: usize = 8 << 20;
 
 impl RelayerClient {
     /// A client for `url`: a base URL with one relayer behind it, or one that ends in `/api/v1/relayers/{id}`.
@@ -301,16 +304,22 @@ impl RelayerClient {
         self.status(timeout).await.ok()??.nonce
     }
 
-    /// One page of its transactions, newest first, and the `Date` of the answer; pages count from 1.
-    pub async fn transactions(&self, page: u64, timeout: Duration) -> Result<(Page, Option<Timestamp>), RelayerError> {
+    /// One page of its transactions, newest first, and the `Date` of the answer; pages count from 1. Of a page that is
+    /// [`RelayerError::TooLong`], smaller ones can be read.
+    pub async fn transactions(
+        &self,
+        page: u64,
+        size: usize,
+        timeout: Duration,
+    ) -> Result<(Page, Option<Timestamp>), RelayerError> {
         let target = self.known_target(timeout).await?;
         let path = match target.dialect {
             Dialect::OpenZeppelin => {
-                format!("api/v1/relayers/{}/transactions?page={page}&per_page={PAGE_SIZE}", target.id)
+                format!("api/v1/relayers/{}/transactions?page={page}&per_page={size}", target.id)
             }
-            Dialect::Flat => format!("transactions?page={page}&per_page={PAGE_SIZE}"),
+            Dialect::Flat => format!("transactions?page={page}&per_page={size}"),
         };
-        let (body, clock) = self.get_dated(&path, timeout).await?;
+        let (body, clock) = self.get_dated(&path, timeout, PAGE_BYTES_MAX).await?;
         let page = wire::read_page(&body).ok_or(RelayerError::Unreadable("the list of transactions"))?;
         Ok((page, clock))
     }
@@ -324,17 +333,23 @@ impl RelayerClient {
     }
 
     async fn get(&self, path: &str, timeout: Duration) -> Result<Value, RelayerError> {
-        self.get_dated(path, timeout).await.map(|(body, _)| body)
+        self.get_dated(path, timeout, ANSWER_BYTES_MAX).await.map(|(body, _)| body)
     }
 
-    async fn get_dated(&self, path: &str, timeout: Duration) -> Result<(Value, Option<Timestamp>), RelayerError> {
-        let answer = self.transport.send(self.request(Method::GET, self.join(path), None, timeout)).await?;
+    async fn get_dated(
+        &self,
+        path: &str,
+        timeout: Duration,
+        answer_bytes_max: usize,
+    ) -> Result<(Value, Option<Timestamp>), RelayerError> {
+        let request = self.request(Method::GET, self.join(path), None, timeout);
+        let answer = self.transport.send(Request { answer_bytes_max, ..request }).await?;
         let clock = answer.headers.get(DATE).and_then(|date| Timestamp::parse_http(date.to_str().ok()?));
         if !answer.status.is_success() {
             let (status, detail) = (answer.status.as_u16(), wire::read_error(&text(&answer)));
             return Err(RelayerError::Status { status, detail });
         }
-        let body = serde_json::from_str(&text(&answer)).map_err(|_| RelayerError::Unreadable("not JSON"))?;
+        let body = serde_json::from_slice(&answer.body).map_err(|_| RelayerError::Unreadable("not JSON"))?;
         Ok((body, clock))
     }
 
@@ -365,7 +380,7 @@ fn split_url(url: &Url) -> (Url, Option<String>) {
 impl From<TransportError> for RelayerError {
     fn from(error: TransportError) -> Self {
         match error.kind {
-            TransportFailure::AnswerTooLong => Self::Unreadable("it is too long"),
+            TransportFailure::AnswerTooLong => Self::TooLong,
             _ => Self::Unreachable(error),
         }
     }

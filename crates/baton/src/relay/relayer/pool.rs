@@ -121,6 +121,12 @@ impl Pool {
         Some(Arc::clone(&self.clients[index]))
     }
 
+    /// Every relayer, for one status lookup; `None` if the budget of lookups is used up.
+    pub fn look_up(&self) -> Option<&[Arc<RelayerClient>]> {
+        let within = self.router().look_up(self.clock.instant());
+        within.then_some(self.clients.as_slice())
+    }
+
     /// Every relayer.
     pub fn clients(&self) -> &[Arc<RelayerClient>] {
         &self.clients
@@ -129,25 +135,31 @@ impl Pool {
     /// The least busy relayer that takes work and is not in `tried`. Waits while all of those are full or rate limited.
     pub async fn choose(self: &Arc<Self>, tried: &[RelayerUrl]) -> Result<Chosen, Unavailable> {
         loop {
-            let selected = self.router().select(tried, self.clock.instant());
-            match selected {
-                Ok(choice) => {
-                    return Ok(Chosen {
-                        pool: Arc::clone(self),
-                        index: choice.index,
-                        claimed: false,
-                        answered: false,
-                        client: Arc::clone(&self.clients[choice.index]),
-                        because: choice.because,
-                    });
-                }
-                Err(NoChoice::Wait(pause)) => {
-                    if self.router().any_full() {
-                        self.full.notify_one();
-                    }
-                    self.clock.sleep(pause).await;
-                }
+            match self.try_choose(tried) {
+                Ok(chosen) => return Ok(chosen),
+                Err(NoChoice::Wait(pause)) => self.clock.sleep(pause).await,
                 Err(NoChoice::Unavailable(reasons)) => return Err(Unavailable(reasons)),
+            }
+        }
+    }
+
+    /// The same without waiting.
+    pub fn try_choose(self: &Arc<Self>, tried: &[RelayerUrl]) -> Result<Chosen, NoChoice> {
+        let selected = self.router().select(tried, self.clock.instant());
+        match selected {
+            Ok(choice) => Ok(Chosen {
+                pool: Arc::clone(self),
+                index: choice.index,
+                claimed: false,
+                answered: false,
+                client: Arc::clone(&self.clients[choice.index]),
+                because: choice.because,
+            }),
+            Err(none) => {
+                if matches!(none, NoChoice::Wait(_)) && self.router().any_full() {
+                    self.full.notify_one();
+                }
+                Err(none)
             }
         }
     }

@@ -12,6 +12,7 @@ use alloy_primitives::aliases::U48;
 use alloy_primitives::{Address, B256, Bytes, Signature, U256};
 use alloy_sol_types::{Eip712Domain, SolCall, SolStruct, sol};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 use crate::config::ForwarderConfig;
 use crate::evm::{parse_address, parse_amount};
@@ -205,6 +206,13 @@ impl Forward {
     /// Whose nonce it takes.
     pub fn signer(&self) -> Signer {
         Signer { forwarder: self.forwarder, address: self.gasless.request.from }
+    }
+
+    /// Identifies what was signed, whatever the signature: the same request may be signed again.
+    pub fn digest(&self) -> [u8; 32] {
+        let ForwardRequest { from, to, value, gas, nonce, deadline, data } = &self.gasless.request;
+        let signed = format!("{:x} {from:x} {to:x} {value} {gas} {nonce} {deadline} {data:x}", self.forwarder);
+        Sha256::digest(signed).into()
     }
 
     /// Which one. One that no count can have reached is never accepted.

@@ -37,6 +37,16 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// The highest nonce of a signer held by a transaction that has not failed.
     async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError>;
 
+    /// The lowest nonce of a signer, not below `from`, whose last holder was never accepted: its client read 503.
+    async fn withdrawn_nonce(&self, signer: Signer, from: u64) -> Result<Option<u64>, StoreError>;
+
+    /// Records a gasless request that failed on the chain ([`crate::relay::request::forward::Forward::digest`]) before
+    /// another one takes its nonce.
+    async fn record_failed_forward(&self, digest: [u8; 32], now: Timestamp) -> Result<(), StoreError>;
+
+    /// Whether this request is recorded as failed on the chain.
+    async fn is_failed_forward(&self, digest: [u8; 32]) -> Result<bool, StoreError>;
+
     /// Stores new rows, all or none. Durable when it returns.
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError>;
 
@@ -69,6 +79,16 @@ pub trait TransactionStore: Send + Sync + 'static {
 
     /// Rows of that kind whose check is due, the longest overdue first.
     async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError>;
+
+    /// The same, and moves their check to `until` in one statement, so that no other consumer finds them due meanwhile. The
+    /// rows' versions stay: a concurrent save wins, with its own time of the next check.
+    async fn lease_due(
+        &self,
+        kind: Due,
+        now: Timestamp,
+        until: Timestamp,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError>;
 
     /// Rows with a claim, newest first.
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError>;
@@ -217,6 +237,20 @@ pub struct Filter {
     pub until: Option<Timestamp>,
     /// Only rows whose outcome is unknown.
     pub outcome_unknown: bool,
+}
+
+impl Filter {
+    /// The index that leaves the fewest rows to look at; each has its rows in the order of the list. Named in the
+    /// statement: a planner without statistics may prefer to go through the table.
+    pub(crate) fn index(&self) -> Option<&'static str> {
+        match self {
+            Self { outcome_unknown: true, .. } => Some("transactions_in_doubt"),
+            Self { relayer: Some(_), .. } => Some("transactions_relayer"),
+            Self { status: Some(_), .. } => Some("transactions_status"),
+            Self { kind: Some(_), .. } => Some("transactions_type"),
+            _ => None,
+        }
+    }
 }
 
 /// Counts.

@@ -38,8 +38,10 @@ pub struct Consumer {
     pub pool: Arc<Pool>,
     /// The order of one signer's gasless transactions.
     pub order: NonceOrder,
-    /// The chain, if the pre-flight is on.
+    /// The chain, if the pre-flight of direct transactions is on.
     pub preflight: Option<Arc<Chain>>,
+    /// The chain, if the pre-flight of gasless transactions is on.
+    pub gasless_preflight: Option<Arc<Chain>>,
     /// Names the owner of claims: this run of this process.
     pub me: ConsumerId,
     /// Attempts and pauses.
@@ -61,8 +63,6 @@ pub struct ConsumerSettings {
 
 /// Pause before the next delivery when the item is not at fault.
 const WAIT: Duration = Duration::from_secs(2);
-/// Longest wait for room when the transaction must go to one certain relayer.
-const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 /// Confirm mode: pause between two questions to the relayer.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(1000);
 /// Confirm mode: longest time one delivery follows its transaction; the reconciler goes on from there.
@@ -120,7 +120,10 @@ impl Consumer {
                 if row.attempts >= self.settings.attempts.attempts_max {
                     return self.exhausted(row).await;
                 }
-                if let Some(reason) = self.expired(&row) {
+                if let Some(mut reason) = self.expired(&row) {
+                    if let Some(waited) = self.order.missing_predecessor(&row).await? {
+                        reason = format!("{reason}: {waited}");
+                    }
                     return self.fail_unsent(row, &reason, false).await;
                 }
                 match self.order.turn(&row).await? {
@@ -155,13 +158,16 @@ impl Consumer {
             tried.extend(urls.filter(|url| *url != at).cloned());
         }
         loop {
-            let chosen = tokio::select! {
-                biased;
-                chosen = self.pool.choose(&tried) => chosen.map_err(Some),
-                // Waiting for room has no effect yet; another consumer can wait as well.
-                () = self.shutdown.cancelled() => return Ok(handed_back()),
-                // A transaction that must go to one relayer does not occupy a handler for long.
-                () = self.guarded.clock.sleep(ROOM_PATIENCE), if at.is_some() => Err(None),
+            let chosen = match &at {
+                // A transaction that must go to one relayer does not wait here: if that relayer is full, its followers
+                // would occupy every handler, while other relayers have room.
+                Some(_) => self.pool.try_choose(&tried).map_err(|_| None),
+                None => tokio::select! {
+                    biased;
+                    chosen = self.pool.choose(&tried) => chosen.map_err(Some),
+                    // Waiting for room has no effect yet; another consumer can wait as well.
+                    () = self.shutdown.cancelled() => return Ok(handed_back()),
+                },
             };
             let mut chosen = match chosen {
                 Ok(chosen) => chosen,
@@ -177,7 +183,7 @@ impl Consumer {
                     at = None;
                     continue;
                 }
-                Err(unavailable) => match unavailable.filter(|_| at.is_none()) {
+                Err(unavailable) => match unavailable {
                     Some(unavailable) => return Ok(self.wait(unavailable)),
                     None => {
                         let reason =
@@ -256,7 +262,8 @@ impl Consumer {
 
     /// The pre-flight, if it is on and the relayer's address is known.
     async fn try_on_chain(&self, row: &Transaction, chosen: &Chosen) -> Preflight {
-        let Some(chain) = &self.preflight else { return Preflight::Go };
+        let chain = if row.forward.is_some() { &self.gasless_preflight } else { &self.preflight };
+        let Some(chain) = chain else { return Preflight::Go };
         match chosen.client.address(self.settings.question_timeout).await {
             Some(relayer) => preflight(chain, row, relayer).await,
             None => Preflight::Go,

@@ -16,7 +16,7 @@ use crate::relay::chain::Chain;
 use crate::relay::relayer::client::describe;
 use crate::relay::relayer::pool::Pool;
 use crate::relay::request::forward::Forward;
-use crate::relay::state::transaction::{RelayerUrl, Status, Transaction};
+use crate::relay::state::transaction::{FailedBy, RelayerUrl, Status, Transaction};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin};
 
@@ -83,8 +83,24 @@ impl NonceOrder {
         chain.nonce(forward.signer()).await.is_ok_and(|count| count >= U256::from(forward.nonce()))
     }
 
+    /// Why a transaction waits that no other can be sent before: the request with the nonce before its own was never
+    /// accepted.
+    pub async fn missing_predecessor(&self, row: &Transaction) -> Result<Option<String>, StoreError> {
+        let Some(forward) = &row.forward else { return Ok(None) };
+        let Some(before) = forward.nonce().checked_sub(1) else { return Ok(None) };
+        let previous = self.guarded.store.nonce_holder(forward.signer(), before).await?;
+        Ok(previous
+            .filter(was_never_accepted)
+            .map(|_| format!("it waited for its signer's nonce {before}, which no accepted transaction has")))
+    }
+
     /// The predecessor failed here; the chain knows whether another sender had it executed.
     async fn after_failed(&self, forward: &Forward, previous: &Transaction) -> Turn {
+        // Its client read that it will never happen and may send another under the same nonce.
+        let never = |previous: &Transaction| match was_never_accepted(previous) {
+            true => self.later(previous, "was not accepted; another with its nonce is awaited"),
+            false => never(previous),
+        };
         let Some(chain) = &self.chain else { return never(previous) };
         match chain.nonce(forward.signer()).await {
             Ok(count) if count >= U256::from(forward.nonce()) => Turn::Now(None),
@@ -129,6 +145,11 @@ impl NonceOrder {
         let pause = (unmoved / 4).clamp(WAIT_MIN, WAIT_MAX);
         Turn::Later(pause, format!("transaction {}, which comes before it, {why}", previous.id))
     }
+}
+
+/// Whether its client was answered with 503.
+fn was_never_accepted(row: &Transaction) -> bool {
+    row.status == Status::Failed && row.failed_by == Some(FailedBy::Intake)
 }
 
 fn never(previous: &Transaction) -> Turn {

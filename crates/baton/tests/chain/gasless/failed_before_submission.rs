@@ -83,6 +83,20 @@ async fn the_preflight_fails_reverting_calls_with_their_reason() {
 }
 
 #[tokio::test]
+async fn gasless_requests_are_tried_before_they_are_sent_unless_that_is_switched_off() {
+    let gasless = GaslessFixture::new().await;
+    let relay = gasless.setup(1).start().await;
+    let call = Token::refuseWithReasonCall { reason: "shop is closed".into() }.abi_encode();
+    let request = gasless.contracts.request(gasless.user.address(), call).await;
+    let id = send(&relay, &gasless.signed(&request)).await;
+    let shown = relay.until_status(&id, "failed").await;
+    assert!(shown["error_message"].as_str().unwrap().contains("shop is closed"), "{shown}");
+    assert_nothing_sent(&relay);
+    // It cost nothing, so it may be tried again.
+    send(&relay, &gasless.signed(&request)).await;
+}
+
+#[tokio::test]
 async fn without_the_chain_the_preflight_defers_and_fails_nothing() {
     let gasless = GaslessFixture::new().await;
     let link = gasless.link_to_chain().await;

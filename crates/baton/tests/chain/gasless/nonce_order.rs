@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use alloy_primitives::U256;
 use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
 use harness::chain::{Forwarder, TransactionRequest};
@@ -285,4 +286,111 @@ async fn deferring_a_waiting_transaction_does_not_use_up_its_message() {
     assert!(shown.iter().all(|shown| shown["status"] == "confirmed"), "{shown:?}");
     assert_eq!(relay.metric("baton_reconciler_total", "dead-letter-put-back").await, 0.0, "no message was buried");
     relay.until_all_final(SOON).await;
+}
+
+/// Makes the row as if its message had not been queued and its client had read 503.
+fn withdraw(relay: &RelayFixture, id: &str) {
+    let file = std::path::Path::new(&relay.env["BATON_DATA_DIR"]).join("baton.db");
+    let database = rusqlite::Connection::open(file).unwrap();
+    database.busy_timeout(SOON).unwrap();
+    let id = uuid::Uuid::parse_str(id).unwrap();
+    let changed = database.execute(
+        "UPDATE transactions SET status = 'failed', failed_by = 'intake', error_message = 'queue unavailable', \
+         check_at = NULL, version = version + 1 WHERE id = ?1",
+        [id.as_bytes().as_slice()],
+    );
+    assert_eq!(changed.unwrap(), 1);
+}
+
+async fn pending_nonce(gasless: &GaslessFixture, relay: &RelayFixture) -> Value {
+    let path = format!("/api/v1/relay/gasless/nonce/{}?pending=true", gasless.user.address());
+    relay.get(&path).await.1["nonce"].clone()
+}
+
+/// Nonces 0 and 1 are queued while no relayer takes work; then the request with nonce 0 turns out never to have been
+/// accepted.
+async fn behind_a_withdrawn_request(gasless: &GaslessFixture, relay: &RelayFixture, deadline: Option<u64>) -> String {
+    relay.relayers[0].change_faults(|faults| faults.paused = true);
+    relay.until_relayer(0, "paused").await;
+    let first = send(gasless, relay, 1, 0).await;
+    let mut request = gasless.transfer(2, 1).await;
+    if let Some(deadline) = deadline {
+        request.deadline = alloy_primitives::Uint::from(deadline);
+    }
+    let (code, answer) = post(relay, &gasless.signed(&request), None).await;
+    assert_eq!(code, 202, "{answer}");
+    withdraw(relay, &first);
+    relay.relayers[0].change_faults(|faults| faults.paused = false);
+    answer["transactionId"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_request_that_was_never_accepted_does_not_fail_its_successor() {
+    let gasless = GaslessFixture::new().await;
+    let relay = slow(gasless.setup(1), 1).engine(TestEngine::Embedded).start().await;
+    let second = behind_a_withdrawn_request(&gasless, &relay, None).await;
+    eventually_ok(SOON, "the successor to wait", || async {
+        let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{second}/timeline")).await;
+        if timeline.to_string().contains("was not accepted") { Ok(()) } else { Err(timeline.to_string()) }
+    })
+    .await;
+    assert_eq!(pending_nonce(&gasless, &relay).await, "0", "the nonce that is missing");
+    let first = send(&gasless, &relay, 1, 0).await;
+    assert_eq!(pending_nonce(&gasless, &relay).await, "2");
+    let shown = until_final(&relay, &[first, second]).await;
+    assert!(shown.iter().all(|shown| shown["status"] == "confirmed"), "{shown:?}");
+}
+
+#[tokio::test]
+async fn a_successor_of_a_request_that_was_never_accepted_fails_at_its_deadline() {
+    let gasless = GaslessFixture::new().await;
+    let relay = slow(gasless.setup(1), 1).engine(TestEngine::Embedded).start().await;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let second = behind_a_withdrawn_request(&gasless, &relay, Some(now + 6)).await;
+    let shown = until_final(&relay, &[second]).await;
+    let reason = shown[0]["error_message"].as_str().unwrap();
+    assert!(reason.contains("deadline") && reason.contains("nonce 0"), "{reason}");
+    assert!(relay.relayers[0].accepted().is_empty());
+}
+
+/// The first transactions of many users are at one relayer, which is full with them; their second ones can go nowhere else.
+#[tokio::test]
+async fn followers_of_a_full_relayer_do_not_hold_up_other_transactions() {
+    const USERS: usize = 35;
+    let gasless = GaslessFixture::new().await;
+    let timing = Timing { sent: Duration::from_millis(10), confirmed: Duration::from_secs(3600), ..Timing::default() };
+    let relay = gasless
+        .setup(2)
+        .engine(TestEngine::Embedded)
+        .env("RELAYER_MAX_IN_FLIGHT", USERS.to_string())
+        // One handler: a follower that waits in it for a second stops everything for that time.
+        .env("CONSUMER_CONCURRENCY", "1")
+        .relayer(0, |options| options.timing = timing)
+        .start()
+        .await;
+    relay.relayers[1].change_faults(|faults| faults.paused = true);
+    relay.until_relayer(1, "paused").await;
+    let users: Vec<_> = (0..USERS).map(|_| harness::chain::new_key()).collect();
+    let post_all = async |nonce: u64| {
+        let mut ids = Vec::new();
+        for user in &users {
+            // A call without an effect, which needs no tokens.
+            let request =
+                gasless.contracts.request(user.address(), harness::chain::Token::touchCall {}.abi_encode()).await;
+            let request = harness::chain::ForwardRequest { nonce: U256::from(nonce), ..request };
+            let (code, answer) =
+                post(&relay, &super::body(&request, &gasless.contracts.sign(&request, user)), None).await;
+            assert_eq!(code, 202, "{answer}");
+            ids.push(answer["transactionId"].as_str().unwrap().to_owned());
+        }
+        ids
+    };
+    for id in post_all(0).await {
+        relay.until_status(&id, "submitted").await;
+    }
+    relay.relayers[1].change_faults(|faults| faults.paused = false);
+    relay.until_relayer(1, "ok").await;
+    post_all(1).await;
+    let id = relay.send_serial(1).await;
+    relay.until_status(&id, "confirmed").await;
 }

@@ -57,7 +57,7 @@ async fn a_user_without_ether_moves_tokens_and_the_chain_knows_the_hash() {
 #[tokio::test]
 async fn the_target_receives_the_value_and_sees_the_user_as_sender() {
     let gasless = GaslessFixture::new().await;
-    let relay = signing_setup(&gasless).start().await;
+    let relay = signing_setup(&gasless).env("GASLESS_ALLOW_VALUE", "true").start().await;
     let user = gasless.user.address();
     let touch = gasless.contracts.request(user, Token::touchCall {}.abi_encode()).await;
     let id = send(&relay, &gasless.signed(&ForwardRequest { value: U256::from(12), ..touch })).await;
@@ -69,7 +69,7 @@ async fn the_target_receives_the_value_and_sees_the_user_as_sender() {
 #[tokio::test]
 async fn the_target_receives_the_signed_gas() {
     let gasless = GaslessFixture::new().await;
-    let relay = signing_setup(&gasless).start().await;
+    let relay = signing_setup(&gasless).env("GASLESS_GAS_MAX", "5000000").start().await;
     let transfer = gasless.transfer(1, 0).await;
     // With enough gas it works, whether just enough or plenty.
     let mut nonce = 0;
@@ -85,6 +85,32 @@ async fn the_target_receives_the_signed_gas() {
     let shown = relay.until_status(&id, "failed").await;
     assert!(shown["error_message"].as_str().is_some_and(|reason| !reason.is_empty()), "{shown}");
     assert_eq!(gasless.contracts.forwarder_nonce(gasless.user.address()).await, U256::from(nonce));
+}
+
+#[tokio::test]
+async fn a_request_that_failed_on_the_chain_is_not_taken_again() {
+    let gasless = GaslessFixture::new().await;
+    let relay = signing_setup(&gasless).env("GASLESS_PREFLIGHT", "false").start().await;
+    let user = gasless.user.address();
+    let mut failed = Vec::new();
+    for code in [1, 2] {
+        let call = Token::refuseWithErrorCall { code: U256::from(code) }.abi_encode();
+        let request = gasless.contracts.request(user, call).await;
+        let id = send(&relay, &gasless.signed(&request)).await;
+        let shown = relay.until_status(&id, "failed").await;
+        assert!(shown["hash"].is_string(), "it was executed: {shown}");
+        failed.push((id, request));
+    }
+    let mined = relay.mined().await;
+    // The first one too, although the second has taken its nonce over.
+    for (id, request) in &failed {
+        let (code, answer) = relay.post("gasless", &gasless.signed(request)).await;
+        assert_eq!((code, &answer["errors"][0]["field"]), (400, &json!("request")), "{answer}");
+        assert!(answer["detail"].as_str().unwrap().contains("failed there"), "{id}: {answer}");
+    }
+    assert_eq!(relay.mined().await, mined, "no gas was spent again");
+    let id = send(&relay, &gasless.signed(&gasless.transfer(1, 0).await)).await;
+    relay.until_status(&id, "confirmed").await;
 }
 
 #[tokio::test]

@@ -57,6 +57,14 @@ async fn requests_that_the_forwarder_would_refuse_are_refused_before_queueing() 
     let answer = refused(&relay, &gasless.signed(&late), 400, &["1700000000", "sign again"]).await;
     assert_eq!(answer["errors"][0]["field"], "request.deadline");
 
+    // What the relayers would have to pay for.
+    let paid = ForwardRequest { value: U256::from(1), ..good.clone() };
+    let answer = refused(&relay, &gasless.signed(&paid), 400, &["must be 0", "GASLESS_ALLOW_VALUE"]).await;
+    assert_eq!(answer["errors"][0]["field"], "request.value");
+    let greedy = ForwardRequest { gas: U256::from(2_000_001), ..good.clone() };
+    let answer = refused(&relay, &gasless.signed(&greedy), 400, &["2000000", "GASLESS_GAS_MAX"]).await;
+    assert_eq!(answer["errors"][0]["field"], "request.gas");
+
     // A nonce ahead of the forwarder's.
     let ahead = ForwardRequest { nonce: U256::from(7), ..good.clone() };
     let answer = refused(&relay, &gasless.signed(&ahead), 400, &["is 7", "is 0"]).await;

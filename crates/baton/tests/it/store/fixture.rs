@@ -9,7 +9,7 @@ use baton::relay::request::forward::GaslessRequest;
 use baton::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
 use baton::relay::store::sqlite::SqliteStore;
-use baton::relay::store::{Saved, StoreError, TransactionStore};
+use baton::relay::store::{Filter, Saved, StoreError, TransactionStore};
 use baton::timestamp::Timestamp;
 use pipeline::sqlite::Database;
 use serde_json::json;
@@ -52,6 +52,17 @@ impl StoreFixture {
             }
             TestDatabase::MySql(schema) => {
                 sqlx::query(sql).execute(&mut schema.connect().await).await.unwrap();
+            }
+        }
+    }
+
+    /// How the database reads this list.
+    pub async fn list_plan(&self, filter: &Filter) -> Vec<String> {
+        match &self.database {
+            TestDatabase::Sqlite { store, .. } => store.list_plan(filter).await.unwrap(),
+            TestDatabase::MySql(schema) => {
+                let store = MySqlStore::open(&schema.options()).await.unwrap();
+                store.list_plan(filter).await.unwrap()
             }
         }
     }

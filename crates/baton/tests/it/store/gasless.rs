@@ -9,6 +9,8 @@ on_every_database! {
     a_gasless_row_is_read_back_unchanged
     a_nonce_belongs_to_one_row_until_that_row_fails
     the_last_nonce_ignores_failed_rows
+    a_nonce_whose_request_was_never_accepted_is_found
+    a_request_that_failed_on_the_chain_is_remembered
     a_request_whose_nonce_is_taken_leaves_its_key_free
 }
 
@@ -73,6 +75,33 @@ async fn the_last_nonce_ignores_failed_rows(fixture: &StoreFixture) {
     assert_eq!(fixture.store.last_nonce(signer).await.unwrap(), None);
     let stranger = baton::relay::request::forward::Signer { address: signer.forwarder, forwarder: Default::default() };
     assert_eq!(fixture.store.last_nonce(stranger).await.unwrap(), None, "nonces are counted per forwarder");
+}
+
+async fn a_nonce_whose_request_was_never_accepted_is_found(fixture: &StoreFixture) {
+    let rows = [gasless_row(3), gasless_row(4), gasless_row(5), gasless_row(6)];
+    let signer = rows[0].forward.as_ref().unwrap().signer();
+    for row in &rows {
+        assert_eq!(accept(fixture, row, None).await, Accepted::Stored);
+    }
+    fail(fixture, &rows[1]).await;
+    assert_eq!(fixture.store.withdrawn_nonce(signer, 0).await.unwrap(), None, "it was accepted, and failed later");
+    let withdrawn = rows[2].not_queued(now()).unwrap();
+    assert_eq!(fixture.store.save(&withdrawn).await.unwrap(), Saved::Yes { early: false });
+    assert_eq!(fixture.store.withdrawn_nonce(signer, 0).await.unwrap(), Some(5));
+    assert_eq!(fixture.store.withdrawn_nonce(signer, 6).await.unwrap(), None);
+    assert_eq!(accept(fixture, &gasless_row(5), None).await, Accepted::Stored);
+    assert_eq!(fixture.store.withdrawn_nonce(signer, 0).await.unwrap(), None, "another has it");
+}
+
+async fn a_request_that_failed_on_the_chain_is_remembered(fixture: &StoreFixture) {
+    let (one, other) = (gasless_row(1).forward.unwrap().digest(), gasless_row(2).forward.unwrap().digest());
+    assert_eq!(one, gasless_row(1).forward.unwrap().digest());
+    assert!(!fixture.store.is_failed_forward(one).await.unwrap());
+    for _ in 0..2 {
+        fixture.store.record_failed_forward(one, now()).await.unwrap();
+    }
+    assert!(fixture.store.is_failed_forward(one).await.unwrap());
+    assert!(!fixture.store.is_failed_forward(other).await.unwrap());
 }
 
 async fn a_request_whose_nonce_is_taken_leaves_its_key_free(fixture: &StoreFixture) {

@@ -224,6 +224,7 @@ impl Queue for RabbitMqQueue {
             shared: true,
             cancel_safe: true,
             messages_per_request: 1,
+            dead_letters_per_read: DEAD_LETTERS_READ_MAX,
             body_bytes_max: self.state.options.queue.body_bytes_max,
             delay_max: WAIT_MAX,
         }

@@ -4,22 +4,27 @@
 //! also block acknowledgements that relieve it. Both end together, as one generation.
 
 use std::collections::HashSet;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use lapin::options::ConfirmSelectOptions;
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, Event};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tokio_util::task::TaskTracker;
+use tracing::{error, info, warn};
 
 use super::delay_queue::DelayQueue;
 use super::publisher::{self, Publish};
 use super::{ConnectionState, RabbitMqState, consume};
 use crate::lock::lock;
+use crate::panic_text::panic_text;
 use crate::queue::BoxError;
 
 /// First pause before a reconnect; it doubles up to [`PAUSE_MAX`].
@@ -54,7 +59,16 @@ pub(super) async fn maintain(state: Arc<RabbitMqState>) {
         let started = Instant::now();
         let connected = tokio::time::timeout(state.options.timeout, connect(&state)).await;
         match connected.unwrap_or_else(|late| Err(late.into())) {
-            Ok((session, channels)) => run(&state, session, channels).await,
+            Ok((session, channels)) => {
+                if let Err(panic) = AssertUnwindSafe(run(&state, session, channels)).catch_unwind().await {
+                    error!(
+                        queue = state.name(),
+                        reason = panic_text(&*panic),
+                        "a connection's task failed; reconnecting"
+                    );
+                    state.disconnected();
+                }
+            }
             Err(error) => {
                 warn!(queue = state.name(), error = &*error, "cannot connect to the broker; retrying");
                 state.connected.send_replace(ConnectionState::Failed(error.to_string()));
@@ -90,15 +104,11 @@ async fn run(state: &Arc<RabbitMqState>, session: Session, channels: Channels) {
     state.connected.send_replace(ConnectionState::Up(Arc::clone(&session)));
     state.arrived.notify_waiters();
     info!(queue = state.name(), "connected to the broker");
-    let publisher = {
-        let (publish, ended) = (publisher::run(channels.publish, channels.requests, ended.clone()), ended.clone());
-        async move {
-            publish.await;
-            ended.cancel();
-        }
-    };
+    // Also if consuming panics: the publisher ends with the session.
+    let _ended = ended.clone().drop_guard();
     // In its own task, because publishing and consuming can each use a whole core.
-    let publisher = state.tasks.spawn(publisher);
+    let publisher =
+        spawn_ending(&state.tasks, &ended, publisher::run(channels.publish, channels.requests, ended.clone()));
     let consuming = async {
         if let Err(error) = consume::run(state, &channels.consume, &ended).await {
             warn!(queue = state.name(), error = &error as &dyn std::error::Error, "consuming failed; reconnecting");
@@ -106,11 +116,34 @@ async fn run(state: &Arc<RabbitMqState>, session: Session, channels: Channels) {
         ended.cancel();
     };
     tokio::join!(consuming, session.watch(state, &ended));
-    state.connected.send_replace(ConnectionState::Connecting);
-    lock(&state.inbox).reset(false, Instant::now());
-    state.arrived.notify_waiters();
-    let _ = publisher.await;
+    state.disconnected();
+    if let Err(panic) = publisher.await {
+        error!(queue = state.name(), error = &panic as &dyn std::error::Error, "publishing failed; reconnecting");
+    }
     session.close().await;
+}
+
+/// Runs a part of the session in its own task. Its end ends the session, also if it panics: a session without its publisher
+/// would refuse every message and look connected.
+fn spawn_ending(
+    tasks: &TaskTracker,
+    ended: &CancellationToken,
+    part: impl Future<Output = ()> + Send + 'static,
+) -> JoinHandle<()> {
+    let ends = ended.clone().drop_guard();
+    tasks.spawn(async move {
+        let _ends = ends;
+        part.await;
+    })
+}
+
+impl RabbitMqState {
+    /// Forgets what the connection held: the broker redelivers it.
+    fn disconnected(&self) {
+        self.connected.send_replace(ConnectionState::Connecting);
+        lock(&self.inbox).reset(false, Instant::now());
+        self.arrived.notify_waiters();
+    }
 }
 
 impl Session {
@@ -190,5 +223,18 @@ impl Session {
             }
         })
         .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_part_that_panics_ends_the_session() {
+        let (tasks, ended) = (TaskTracker::new(), CancellationToken::new());
+        let part = spawn_ending(&tasks, &ended, async { panic!("on purpose") });
+        assert!(part.await.is_err());
+        assert!(ended.is_cancelled(), "the session would go on without its publisher");
     }
 }

@@ -232,6 +232,7 @@ impl Queue for SqliteQueue {
             shared: true,
             cancel_safe: true,
             messages_per_request: 1,
+            dead_letters_per_read: 1,
             body_bytes_max: self.state.options.body_bytes_max,
             delay_max: Duration::from_secs(365 * 24 * 3600),
         }

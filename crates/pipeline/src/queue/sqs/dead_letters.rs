@@ -23,7 +23,7 @@ const TAKE_TIME_MAX: Duration = Duration::from_secs(20);
 /// How long a reader waits for letters that other readers hold.
 const OTHER_READERS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Letters that a snapshot holds at most.
-const LETTERS_MAX: usize = 10_000;
+pub(super) const LETTERS_MAX: usize = 10_000;
 /// Bytes of their bodies that a snapshot holds at most.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Concurrent receives while they come back full.

@@ -195,6 +195,7 @@ impl Queue for SqsQueue {
             shared: true,
             cancel_safe: false,
             messages_per_request: BATCH_MAX,
+            dead_letters_per_read: dead_letters::LETTERS_MAX,
             body_bytes_max: self.state.options.body_bytes_max.min(wire::BODY_BYTES_MAX),
             delay_max: RETRY_MAX,
         }

@@ -21,12 +21,27 @@ pub enum Fault {
     DropAnswer,
 }
 
+/// What a dead-letter queue does instead of taking messages.
+#[derive(Clone, Copy)]
+pub enum BuryFault {
+    /// It refuses, and may take them later.
+    Refuse,
+    /// It refuses the first request.
+    RefuseOnce,
+    /// It refuses for good.
+    TooLarge,
+    /// It does not answer.
+    Hang,
+}
+
 /// Wraps a memory queue and applies the configured faults and pauses.
 pub struct FaultyQueue {
     pub inner: MemoryQueue,
     pub messages_per_request: usize,
     pub receive_faults: Mutex<VecDeque<Fault>>,
     pub ack_faults: Mutex<VecDeque<Fault>>,
+    /// How the dead-letter queue answers burials, while it is set.
+    pub bury_fault: Mutex<Option<BuryFault>>,
     pub ack_gate: Option<Arc<Semaphore>>,
     pub ack_calls: Arc<AtomicUsize>,
     pub cancel_in_receive: Option<CancellationToken>,
@@ -42,6 +57,7 @@ impl FaultyQueue {
             messages_per_request: 1,
             receive_faults: Mutex::default(),
             ack_faults: Mutex::default(),
+            bury_fault: Mutex::default(),
             ack_gate: None,
             ack_calls: Arc::default(),
             cancel_in_receive: None,
@@ -118,7 +134,21 @@ impl Queue for FaultyQueue {
     }
 
     async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
-        self.inner.bury(entries).await
+        let fault = {
+            let mut fault = self.bury_fault.lock().unwrap();
+            let now = *fault;
+            if matches!(now, Some(BuryFault::RefuseOnce)) {
+                *fault = None;
+            }
+            now
+        };
+        let answers = |error: fn() -> QueueError| entries.iter().map(|_| Err(error())).collect();
+        match fault {
+            None => self.inner.bury(entries).await,
+            Some(BuryFault::Refuse | BuryFault::RefuseOnce) => answers(|| QueueError::Unavailable("on purpose".into())),
+            Some(BuryFault::TooLarge) => answers(|| QueueError::TooLarge { size: 2, max: 1 }),
+            Some(BuryFault::Hang) => std::future::pending().await,
+        }
     }
 
     async fn extend(&self, receipts: &[Receipt], duration: Duration) -> Vec<Result<(), QueueError>> {

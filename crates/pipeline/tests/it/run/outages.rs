@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pipeline::{Outcome, PipelineOptions};
+use pipeline::queue::memory::MemoryQueue;
+use pipeline::{Message, Outcome, PipelineOptions, Queue};
 use tokio::sync::Semaphore;
 
-use super::faulty_queue::{Fault, FaultyQueue};
+use super::faulty_queue::{BuryFault, Fault, FaultyQueue};
 use super::{FnHandler, LONG, Running, memory, send, until, until_empty, with_concurrency};
 
 #[tokio::test]
@@ -69,4 +70,65 @@ async fn accumulated_settlements_share_one_call() {
     until_empty(&inner).await;
     assert_eq!(running.stop().await.done, 50);
     assert!(calls.load(Ordering::SeqCst) <= 3, "{} calls for 50 messages", calls.load(Ordering::SeqCst));
+}
+
+/// Messages below this number are dead, the others are done.
+async fn handled_with(fault: BuryFault, dead: usize, good: usize) -> (MemoryQueue, Running) {
+    let inner = memory(LONG);
+    let queue = FaultyQueue::new(inner.clone());
+    *queue.bury_fault.lock().unwrap() = Some(fault);
+    send(&inner, dead + good).await;
+    let handler = FnHandler(move |message: Message| async move {
+        let number: usize = String::from_utf8(message.body).unwrap().parse().unwrap();
+        if number < dead { Outcome::Dead { reason: "broken".to_owned() } } else { Outcome::Done }
+    });
+    (inner, Running::start(queue, with_concurrency(8), handler))
+}
+
+#[tokio::test]
+async fn a_dead_letter_queue_that_refuses_does_not_stop_the_others() {
+    let (inner, running) = handled_with(BuryFault::Refuse, 1000, 20_000).await;
+    until("every good message is gone and the dead ones are handed back", || async {
+        let depth = inner.depth().await.unwrap();
+        depth.ready + depth.in_flight + depth.delayed == 1000 && depth.delayed > 0
+    })
+    .await;
+    let summary = running.stop().await;
+    assert_eq!((summary.done, summary.dead, summary.unsettled), (20_000, 0, 0), "{summary:?}");
+    assert!(summary.unburied > 0, "{summary:?}");
+    let depth = inner.depth().await.unwrap();
+    assert_eq!((depth.ready + depth.delayed, depth.dead), (1000, 0), "nothing is lost");
+}
+
+#[tokio::test]
+async fn a_dead_letter_queue_that_does_not_answer_does_not_stop_the_others() {
+    // More burials than may wait for an answer: the rest is handed back.
+    let (inner, running) = handled_with(BuryFault::Hang, 5000, 500).await;
+    until("every good message is gone", || async {
+        let depth = inner.depth().await.unwrap();
+        depth.ready == 0 && depth.in_flight + depth.delayed == 5000 && depth.delayed > 0
+    })
+    .await;
+    running.task.abort();
+}
+
+#[tokio::test]
+async fn a_message_that_can_never_be_buried_is_handed_back() {
+    let (inner, running) = handled_with(BuryFault::TooLarge, 1, 0).await;
+    until("it is handed back", || async { inner.depth().await.unwrap().delayed == 1 }).await;
+    let summary = running.stop().await;
+    assert_eq!((summary.unburied, summary.unsettled, summary.lease_lost), (1, 0, 0));
+}
+
+#[tokio::test]
+async fn a_burial_that_is_refused_for_a_moment_is_retried() {
+    let inner = memory(LONG);
+    let queue = FaultyQueue::new(inner.clone());
+    *queue.bury_fault.lock().unwrap() = Some(BuryFault::RefuseOnce);
+    send(&inner, 1).await;
+    let dead = FnHandler(|_| async { Outcome::Dead { reason: "broken".to_owned() } });
+    let running = Running::start(queue, PipelineOptions::default(), dead);
+    until_empty(&inner).await;
+    let summary = running.stop().await;
+    assert_eq!((summary.dead, summary.unburied), (1, 0));
 }

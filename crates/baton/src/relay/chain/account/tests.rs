@@ -75,6 +75,7 @@ async fn history(state: fn(usize) -> State) -> Result<AccountHistory, ChainError
         rpc_timeout: Duration::from_secs(1),
         chain_id: None,
         preflight: false,
+        gasless: crate::config::GaslessPolicy { allow_value: false, gas_max: 2_000_000, preflight: false },
         forwarder: None,
         decides: true,
         finality_blocks: 4,

@@ -187,10 +187,11 @@ impl Relayer {
 }
 
 impl Bucket {
-    /// Takes a token, possibly going into debt.
+    /// Takes a token, possibly going into debt. The debt never exceeds the burst, so that it is paid back within two
+    /// seconds after the last question.
     pub(super) fn spend(&mut self, rate: Option<u32>, burst: f64, now: Instant) {
         if let Some(rate) = rate {
-            self.tokens = self.level(rate, burst, now) - 1.0;
+            self.tokens = (self.level(rate, burst, now) - 1.0).max(-burst);
             self.filled_at = now;
         }
     }

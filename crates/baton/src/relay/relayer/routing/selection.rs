@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::jam::JamCause;
 use super::network::{Fit, WrongNetwork};
-use super::relayer_state::{Breaker, Health, Relayer};
+use super::relayer_state::{Breaker, Bucket, Health, Relayer};
 use crate::config::RoutingSettings;
 use crate::relay::state::transaction::RelayerUrl;
 
@@ -18,6 +18,8 @@ use crate::relay::state::transaction::RelayerUrl;
 pub struct Router {
     pub(super) settings: RoutingSettings,
     pub(super) relayers: Vec<Relayer>,
+    /// The budget of status lookups, which ask every relayer.
+    lookups: Bucket,
     /// Where the next selection starts, so that ties rotate.
     turn: usize,
     /// The chain id that relayers must have.
@@ -149,7 +151,8 @@ impl Router {
     pub fn new(urls: Vec<RelayerUrl>, settings: RoutingSettings, now: Instant) -> Self {
         let burst = settings.burst();
         let relayers = urls.into_iter().map(|url| Relayer::new(url, burst, now)).collect();
-        Self { settings, relayers, turn: 0, expected_chain_id: None, with_chain: false }
+        let lookups = Bucket { tokens: f64::from(settings.lookups_per_second()) * 2.0, filled_at: now };
+        Self { settings, relayers, lookups, turn: 0, expected_chain_id: None, with_chain: false }
     }
 
     /// Chooses the least busy able relayer that is not in `tried`, and counts the send.
@@ -301,6 +304,22 @@ impl Router {
         self.relayers[index].bucket.spend(rate, burst, now);
     }
 
+    /// Takes a status lookup from the budget that all lookups share, and counts one question to every relayer. `false`:
+    /// the budget is used up, and no relayer may be asked. Clients choose how often they look up ids that do not exist, so
+    /// lookups must leave the larger part of every relayer's rate to submissions.
+    pub fn look_up(&mut self, now: Instant) -> bool {
+        let rate = self.settings.lookups_per_second();
+        let burst = f64::from(rate) * 2.0;
+        if self.lookups.level(rate, burst, now) < 1.0 {
+            return false;
+        }
+        self.lookups.spend(Some(rate), burst, now);
+        for index in 0..self.relayers.len() {
+            self.asked(index, now);
+        }
+        true
+    }
+
     /// All relayers, for health and metrics.
     pub fn view(&self, now: Instant) -> Vec<RelayerView> {
         let view = |index: usize| {
@@ -331,10 +350,18 @@ impl Router {
 /// Pause before the next selection when every able relayer is full or rate limited.
 const BRIEF_WAIT: Duration = Duration::from_millis(20);
 
+/// Status lookups per second where the relayers' rate is not limited.
+const LOOKUPS_PER_SECOND: u32 = 10;
+
 impl RoutingSettings {
     /// Burst of two seconds; the real relayer allows three.
     fn burst(&self) -> f64 {
         f64::from(self.rate_per_second.unwrap_or(0)) * 2.0
+    }
+
+    /// Status lookups per second: a tenth of the rate of one relayer.
+    fn lookups_per_second(&self) -> u32 {
+        self.rate_per_second.map_or(LOOKUPS_PER_SECOND, |rate| (rate / 10).max(1))
     }
 }
 

@@ -10,6 +10,8 @@ mod clock;
 mod columns;
 mod get;
 mod idempotency_keys;
+mod lease;
+mod list;
 mod migrate;
 mod nonces;
 mod outcome;
@@ -26,7 +28,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use time::PrimitiveDateTime;
 
-use self::columns::{columns, datetime, first_stored_id_at, id, milliseconds, parse_id, read_row};
+use self::columns::{columns, datetime, id, milliseconds, parse_id, read_row};
 use self::outcome::{End, is_duplicate, work};
 use self::pool::Pool;
 use self::values::{Value, bind_all};
@@ -90,15 +92,7 @@ impl MySqlStore {
                 rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()
             }))
             .await?;
-        // One unreadable row must not hide the others from a sweep or a list.
-        let read = read.into_iter().filter_map(|row| match row {
-            Ok(row) => Some(row),
-            Err(failure) => {
-                tracing::error!(action = "row_unreadable", "{failure}");
-                None
-            }
-        });
-        Ok(read.collect())
+        Ok(readable(read))
     }
 
     async fn one(&self, sql: &'static str, values: &[Value]) -> Result<Option<Transaction>, StoreError> {
@@ -107,6 +101,27 @@ impl MySqlStore {
             row.as_ref().map(read_row).transpose()
         }));
         read.await?.transpose()
+    }
+}
+
+/// The rows that can be read: one that cannot must not hide the others from a sweep or a list.
+fn readable(rows: Vec<Result<Transaction, StoreError>>) -> Vec<Transaction> {
+    let read = rows.into_iter().filter_map(|row| match row {
+        Ok(row) => Some(row),
+        Err(failure) => {
+            tracing::error!(action = "row_unreadable", "{failure}");
+            None
+        }
+    });
+    read.collect()
+}
+
+/// What a row of that kind waits for, as the database has it.
+fn waits_for(kind: Due) -> &'static str {
+    match kind {
+        Due::Claimed => "claimed",
+        Due::Bound => "bound",
+        Due::Waiting => "waiting",
     }
 }
 
@@ -160,6 +175,25 @@ impl TransactionStore for MySqlStore {
             row.map(|row| row.try_get(0)).transpose()
         }));
         read.await
+    }
+
+    async fn withdrawn_nonce(&self, signer: Signer, from: u64) -> Result<Option<u64>, StoreError> {
+        const SQL: &str = "SELECT taken.nonce FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
+             WHERE taken.signer = ? AND taken.nonce >= ? AND status = 'failed' AND failed_by = 'intake' \
+             ORDER BY taken.nonce LIMIT 1";
+        let read = self.pool.read(work!(connection => {
+            let row = sqlx::query(SQL).bind(signer.to_string()).bind(from).fetch_optional(connection).await?;
+            row.map(|row| row.try_get(0)).transpose()
+        }));
+        read.await
+    }
+
+    async fn record_failed_forward(&self, digest: [u8; 32], now: Timestamp) -> Result<(), StoreError> {
+        nonces::record_failed_forward(&self.pool, digest, now).await
+    }
+
+    async fn is_failed_forward(&self, digest: [u8; 32]) -> Result<bool, StoreError> {
+        nonces::is_failed_forward(&self.pool, digest).await
     }
 
     async fn insert(&self, rows: &[Transaction]) -> Result<(), StoreError> {
@@ -269,37 +303,7 @@ impl TransactionStore for MySqlStore {
         before: Option<TransactionId>,
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError> {
-        let mut conditions = vec!["1 = 1"];
-        let mut values = Vec::new();
-        let mut add = |condition: &'static str, value: Value| {
-            conditions.push(condition);
-            values.push(value);
-        };
-        if let Some(status) = filter.status {
-            add("status = ?", Value::Text(status.name().to_owned()));
-        }
-        if let Some(kind) = filter.kind {
-            add("type = ?", Value::Text(kind.name().to_owned()));
-        }
-        if let Some(relayer) = &filter.relayer {
-            add("relayer = ?", Value::Text(relayer.0.clone()));
-        }
-        if let Some(from) = filter.from {
-            add("id >= ?", Value::Text(first_stored_id_at(from)));
-        }
-        if let Some(until) = filter.until {
-            add("id < ?", Value::Text(first_stored_id_at(until)));
-        }
-        if let Some(before) = before {
-            add("id < ?", Value::from(before));
-        }
-        if filter.outcome_unknown {
-            conditions.push("in_doubt = 1 AND check_at IS NOT NULL");
-        }
-        values.push(Value::from(max));
-        let conditions = conditions.join(" AND ");
-        let columns = columns!();
-        let sql = format!("SELECT {columns} FROM transactions WHERE {conditions} ORDER BY id DESC LIMIT ?");
+        let (sql, values) = list::statement(filter, before, max);
         self.rows(&sql, &values).await
     }
 
@@ -309,12 +313,17 @@ impl TransactionStore for MySqlStore {
             columns!(),
             " FROM transactions WHERE waits_for = ? AND check_at <= ? ORDER BY check_at LIMIT ?"
         );
-        let waits_for = match kind {
-            Due::Claimed => "claimed",
-            Due::Bound => "bound",
-            Due::Waiting => "waiting",
-        };
-        self.rows(SQL, &[Value::Text(waits_for.to_owned()), Value::from(now), Value::from(max)]).await
+        self.rows(SQL, &[Value::Text(waits_for(kind).to_owned()), Value::from(now), Value::from(max)]).await
+    }
+
+    async fn lease_due(
+        &self,
+        kind: Due,
+        now: Timestamp,
+        until: Timestamp,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        lease::lease_due(&self.pool, kind, now, until, max).await
     }
 
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {

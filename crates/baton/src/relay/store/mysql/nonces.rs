@@ -6,9 +6,12 @@ use std::collections::HashMap;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::chunks;
-use super::columns::{id, parse_id};
+use super::columns::{datetime, id, parse_id};
+use super::outcome::{End, work};
+use super::pool::Pool;
 use crate::relay::state::transaction::TransactionId;
-use crate::relay::store::{Accepted, NewTransaction};
+use crate::relay::store::{Accepted, NewTransaction, StoreError};
+use crate::timestamp::Timestamp;
 
 /// The signer as it is stored, and the nonce.
 type Place = (String, u64);
@@ -109,4 +112,27 @@ async fn insert(
         }
     }
     Ok(holders)
+}
+
+/// Records a request that failed on the chain; again, if it is recorded.
+pub(super) async fn record_failed_forward(pool: &Pool, digest: [u8; 32], now: Timestamp) -> Result<(), StoreError> {
+    const SQL: &str = "INSERT INTO failed_forwards (digest, at) VALUES (?, ?) ON DUPLICATE KEY UPDATE at = at";
+    let digest = digest.to_vec();
+    let digest = &digest;
+    pool.transact(work!(connection => {
+        sqlx::query(SQL).bind(digest.as_slice()).bind(datetime(now)).execute(connection).await?;
+        Ok(End::Keep(()))
+    }))
+    .await
+}
+
+/// Whether a request is recorded.
+pub(super) async fn is_failed_forward(pool: &Pool, digest: [u8; 32]) -> Result<bool, StoreError> {
+    const SQL: &str = "SELECT 1 FROM failed_forwards WHERE digest = ?";
+    let digest = digest.to_vec();
+    let digest = &digest;
+    pool.read(work!(connection => {
+        Ok(sqlx::query(SQL).bind(digest.as_slice()).fetch_optional(connection).await?.is_some())
+    }))
+    .await
 }

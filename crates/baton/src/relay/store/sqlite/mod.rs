@@ -35,13 +35,14 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
     include_str!("../../../../migrations/sqlite/0004_relayer_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0005_relayer_rows.sql"),
     include_str!("../../../../migrations/sqlite/0006_chain_evidence.sql"),
+    include_str!("../../../../migrations/sqlite/0007_lists_and_failed_forwards.sql"),
 ];
 
 impl SqliteStore {
@@ -109,6 +110,17 @@ impl SqliteStore {
         self.database.read(job).await.map_err(store_error)
     }
 
+    /// How the database reads the first page of this list: one line for each step.
+    pub async fn list_plan(&self, filter: &Filter) -> Result<Vec<String>, StoreError> {
+        let (sql, values) = list_statement(filter, None, 50);
+        self.read(move |connection| {
+            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
+            let steps = statement.query_map(params_from_iter(values.iter()), |row| row.get("detail"))?;
+            steps.collect()
+        })
+        .await
+    }
+
     /// Rows of a query, each read back whole.
     async fn rows(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Vec<Transaction>, StoreError> {
         let raw = self
@@ -118,15 +130,7 @@ impl SqliteStore {
                 rows.collect::<Result<Vec<_>, _>>()
             })
             .await?;
-        // One unreadable row must not hide the others from a sweep or a list.
-        let read = raw.into_iter().map(RawRow::read).filter_map(|row| match row {
-            Ok(row) => Some(row),
-            Err(failure) => {
-                tracing::error!(action = "row_unreadable", "{failure}");
-                None
-            }
-        });
-        Ok(read.collect())
+        Ok(readable(raw))
     }
 
     async fn one(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Option<Transaction>, StoreError> {
@@ -137,6 +141,65 @@ impl SqliteStore {
             })
             .await?;
         raw.map(RawRow::read).transpose()
+    }
+}
+
+/// The statement of a list, and its values.
+fn list_statement(filter: &Filter, before: Option<TransactionId>, max: usize) -> (String, Vec<Box<dyn ToSql + Send>>) {
+    let mut conditions = vec!["1 = 1"];
+    let mut values: Vec<Box<dyn ToSql + Send>> = Vec::new();
+    let mut add = |condition: &'static str, value: Box<dyn ToSql + Send>| {
+        conditions.push(condition);
+        values.push(value);
+    };
+    if let Some(status) = filter.status {
+        add("status = ?", Box::new(status.name()));
+    }
+    if let Some(kind) = filter.kind {
+        add("kind = ?", Box::new(kind.name()));
+    }
+    if let Some(relayer) = &filter.relayer {
+        add("COALESCE(relayer_url, claim_relayer) = ?", Box::new(relayer.0.clone()));
+    }
+    // Ids begin with the time, so a bound on the time is a bound on the id.
+    if let Some(from) = filter.from {
+        add("id >= ?", Box::new(first_id_at(from)));
+    }
+    if let Some(until) = filter.until {
+        add("id < ?", Box::new(first_id_at(until)));
+    }
+    if let Some(before) = before {
+        add("id < ?", Box::new(before.0.into_bytes()));
+    }
+    if filter.outcome_unknown {
+        conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
+    }
+    values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
+    let conditions = conditions.join(" AND ");
+    let index = filter.index().map(|name| format!(" INDEXED BY {name}")).unwrap_or_default();
+    let sql =
+        format!("SELECT {COLUMNS} FROM transactions{index} WHERE {conditions} ORDER BY transactions.id DESC LIMIT ?");
+    (sql, values)
+}
+
+/// The rows that can be read: one that cannot must not hide the others from a sweep or a list.
+fn readable(raw: Vec<RawRow>) -> Vec<Transaction> {
+    let read = raw.into_iter().map(RawRow::read).filter_map(|row| match row {
+        Ok(row) => Some(row),
+        Err(failure) => {
+            tracing::error!(action = "row_unreadable", "{failure}");
+            None
+        }
+    });
+    read.collect()
+}
+
+/// Which rows may be due. Each condition is that of a partial index, which is then already in the right order.
+fn due_condition(kind: Due) -> &'static str {
+    match kind {
+        Due::Claimed => "claim_consumer IS NOT NULL",
+        Due::Bound => "claim_consumer IS NULL AND relayer_tx_id IS NOT NULL AND check_at IS NOT NULL",
+        Due::Waiting => "claim_consumer IS NULL AND relayer_tx_id IS NULL AND check_at IS NOT NULL",
     }
 }
 
@@ -181,6 +244,37 @@ impl TransactionStore for SqliteStore {
                 )?
                 .query_row([signer.to_string()], |row| row.get(0))
                 .optional()
+        })
+        .await
+    }
+
+    async fn withdrawn_nonce(&self, signer: Signer, from: u64) -> Result<Option<u64>, StoreError> {
+        self.read(move |connection| {
+            connection
+                .prepare_cached(
+                    "SELECT taken.nonce FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
+                     WHERE taken.signer = ?1 AND taken.nonce >= ?2 AND status = 'failed' AND failed_by = 'intake' \
+                     ORDER BY taken.nonce LIMIT 1",
+                )?
+                .query_row(params![signer.to_string(), from], |row| row.get(0))
+                .optional()
+        })
+        .await
+    }
+
+    async fn record_failed_forward(&self, digest: [u8; 32], now: Timestamp) -> Result<(), StoreError> {
+        self.write(move |connection| {
+            connection
+                .prepare_cached("INSERT OR IGNORE INTO failed_forwards (digest, at) VALUES (?1, ?2)")?
+                .execute(params![digest, now.0])?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn is_failed_forward(&self, digest: [u8; 32]) -> Result<bool, StoreError> {
+        self.read(move |connection| {
+            connection.prepare_cached("SELECT 1 FROM failed_forwards WHERE digest = ?1")?.exists(params![digest])
         })
         .await
     }
@@ -281,51 +375,43 @@ impl TransactionStore for SqliteStore {
         before: Option<TransactionId>,
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError> {
-        let mut conditions = vec!["1 = 1"];
-        let mut values: Vec<Box<dyn ToSql + Send>> = Vec::new();
-        let mut add = |condition: &'static str, value: Box<dyn ToSql + Send>| {
-            conditions.push(condition);
-            values.push(value);
-        };
-        if let Some(status) = filter.status {
-            add("status = ?", Box::new(status.name()));
-        }
-        if let Some(kind) = filter.kind {
-            add("kind = ?", Box::new(kind.name()));
-        }
-        if let Some(relayer) = &filter.relayer {
-            add("COALESCE(relayer_url, claim_relayer) = ?", Box::new(relayer.0.clone()));
-        }
-        // Ids begin with the time, so a bound on the time is a bound on the id.
-        if let Some(from) = filter.from {
-            add("id >= ?", Box::new(first_id_at(from)));
-        }
-        if let Some(until) = filter.until {
-            add("id < ?", Box::new(first_id_at(until)));
-        }
-        if let Some(before) = before {
-            add("id < ?", Box::new(before.0.into_bytes()));
-        }
-        if filter.outcome_unknown {
-            conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
-        }
-        values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
-        let conditions = conditions.join(" AND ");
-        self.rows(format!("SELECT {COLUMNS} FROM transactions WHERE {conditions} ORDER BY id DESC LIMIT ?"), values)
-            .await
+        let (sql, values) = list_statement(filter, before, max);
+        self.rows(sql, values).await
     }
 
     async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
-        // Each condition is that of a partial index, which is then already in the right order.
-        let condition = match kind {
-            Due::Claimed => "claim_consumer IS NOT NULL",
-            Due::Bound => "claim_consumer IS NULL AND relayer_tx_id IS NOT NULL AND check_at IS NOT NULL",
-            Due::Waiting => "claim_consumer IS NULL AND relayer_tx_id IS NULL AND check_at IS NOT NULL",
-        };
+        let condition = due_condition(kind);
         let sql = format!(
             "SELECT {COLUMNS} FROM transactions WHERE {condition} AND check_at <= ?1 ORDER BY check_at LIMIT ?2"
         );
         self.rows(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+    }
+
+    async fn lease_due(
+        &self,
+        kind: Due,
+        now: Timestamp,
+        until: Timestamp,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        // An idle system writes nothing.
+        let any = self.due(kind, now, 1).await?;
+        if any.is_empty() {
+            return Ok(Vec::new());
+        }
+        let condition = due_condition(kind);
+        let sql = format!(
+            "UPDATE transactions SET check_at = ?1 WHERE id IN \
+             (SELECT id FROM transactions WHERE {condition} AND check_at <= ?2 ORDER BY check_at LIMIT ?3) \
+             RETURNING {COLUMNS}"
+        );
+        let max = i64::try_from(max).unwrap_or(i64::MAX);
+        let rows = self.write(move |connection| {
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map(params![until.0, now.0, max], raw_row)?;
+            rows.collect::<Result<Vec<_>, _>>()
+        });
+        Ok(readable(rows.await?))
     }
 
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {

@@ -208,6 +208,26 @@ fn a_relayer_whose_status_is_slow_does_not_fill_up_for_good() {
 }
 
 #[test]
+fn lookups_leave_most_of_the_rate_to_submissions() {
+    let (mut router, now) = router(2, RoutingSettings { rate_per_second: Some(100), ..settings() });
+    all_up(&mut router, &[0, 0], now);
+    let asked = |router: &mut Router, now| (0..20_000).filter(|_| router.look_up(now)).count();
+    assert_eq!(asked(&mut router, now), 20, "two seconds' worth at a tenth of the rate");
+    assert_eq!(counts(&mut router, 360, now), [180, 180]);
+    assert_eq!(asked(&mut router, now + Duration::from_secs(1)), 10);
+}
+
+#[test]
+fn the_debt_of_questions_has_a_floor() {
+    let (mut router, now) = router(1, RoutingSettings { rate_per_second: Some(100), ..settings() });
+    for _ in 0..20_000 {
+        router.asked(0, now);
+    }
+    assert_eq!(router.select(&[], now), Err(NoChoice::Wait(BRIEF_WAIT)));
+    assert!(router.select(&[], now + Duration::from_millis(2020)).is_ok(), "the debt is paid back in two seconds");
+}
+
+#[test]
 fn no_more_than_the_rate_goes_out() {
     let (mut router, now) = router(1, RoutingSettings { rate_per_second: Some(100), ..settings() });
     all_up(&mut router, &[0], now);

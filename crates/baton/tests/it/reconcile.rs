@@ -1,0 +1,194 @@
+//! The reconciler's sweeps on the embedded store, with a queue that shows how it is used.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use baton::clock::Clock;
+use baton::config::{Config, RelayMode, Service};
+use baton::randomness::Randomness;
+use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings, Sweep};
+use baton::relay::relayer::pool::{Pool, PoolSettings};
+use baton::relay::state::message::TransactionMessage;
+use baton::relay::state::transaction::ConsumerId;
+use baton::relay::store::TransactionStore;
+use baton::relay::store::sqlite::SqliteStore;
+use baton::relay::update::cache::Cache;
+use baton::relay::update::guarded_store::GuardedStore;
+use harness::wait::eventually;
+use pipeline::queue::memory::MemoryQueue;
+use pipeline::sqlite::Database;
+use pipeline::{
+    CancellationToken, Capabilities, DeadLetter, Depth, Message, MessageId, Outgoing, Queue, QueueError, QueueOptions,
+    Receipt,
+};
+
+use crate::relay_fixture::SOON;
+use crate::store::fixture::{now, row};
+
+/// A queue in memory whose dead letters are read like those of RabbitMQ and SQS: all of them for each page.
+struct ProbeQueue {
+    inner: MemoryQueue,
+    /// Dead letters read so far.
+    letters_read: AtomicUsize,
+    /// Reading dead letters blocks its thread until this is open.
+    gate: Gate,
+}
+
+#[derive(Default)]
+struct Gate {
+    closed: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// Opens the gate at the end of the test, also of one that fails: the runtime waits for the blocked thread.
+struct OpensAtEnd<'a>(&'a Gate);
+
+impl Drop for OpensAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.set_closed(false);
+    }
+}
+
+impl Gate {
+    fn set_closed(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.changed.wait_while(self.closed.lock().unwrap(), |closed| *closed).unwrap());
+    }
+}
+
+#[async_trait::async_trait]
+impl Queue for ProbeQueue {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { dead_letters_per_read: 10_000, ..self.inner.capabilities() }
+    }
+    async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
+        self.inner.send(messages).await
+    }
+    async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError> {
+        self.inner.receive(max, wait).await
+    }
+    async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>> {
+        self.inner.ack(receipts).await
+    }
+    async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {
+        self.inner.retry_after(entries).await
+    }
+    async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
+        self.inner.bury(entries).await
+    }
+    async fn extend(&self, receipts: &[Receipt], duration: Duration) -> Vec<Result<(), QueueError>> {
+        self.inner.extend(receipts, duration).await
+    }
+    fn lease(&self) -> Duration {
+        self.inner.lease()
+    }
+    async fn depth(&self) -> Result<Depth, QueueError> {
+        self.inner.depth().await
+    }
+    async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
+        self.gate.pass();
+        let all = self.inner.dead_letters(None, 10_000).await?;
+        self.letters_read.fetch_add(all.len(), Ordering::SeqCst);
+        let skip = after.map_or(0, |after| 1 + all.iter().position(|letter| letter.id == *after).unwrap_or(0));
+        Ok(all.into_iter().skip(skip).take(max).collect())
+    }
+    async fn replay(&self, ids: &[MessageId], delay: Duration) -> Vec<Result<(), QueueError>> {
+        self.inner.replay(ids, delay).await
+    }
+    async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>> {
+        self.inner.discard(ids).await
+    }
+}
+
+struct Fixture {
+    queue: Arc<ProbeQueue>,
+    guarded: Arc<GuardedStore>,
+    me: ConsumerId,
+    reconciler: Arc<Reconciler>,
+    _directory: tempfile::TempDir,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let database = Database::open(&directory.path().join("baton.db")).unwrap();
+        let store: Arc<dyn TransactionStore> = Arc::new(SqliteStore::open(&database).await.unwrap());
+        let inner = MemoryQueue::new("relay-transactions", QueueOptions::default());
+        let queue = Arc::new(ProbeQueue { inner, letters_read: AtomicUsize::new(0), gate: Gate::default() });
+        let config = Config::from_vars(Service::Command, |_| None).unwrap().relay;
+        let clock = Clock::of_file(database.clock());
+        let guarded = Arc::new(GuardedStore {
+            store: Arc::clone(&store),
+            queue: Arc::clone(&queue) as Arc<dyn Queue>,
+            cache: Cache::default(),
+            mode: RelayMode::FireAndForget,
+            timings: config.timings,
+            clock: clock.clone(),
+            random: Randomness::system(),
+            chain_decides: false,
+        });
+        let settings = PoolSettings {
+            routing: config.routing.clone(),
+            health_interval: config.health_interval,
+            health_timeout: config.health_timeout,
+            chain_id: None,
+            has_chain: false,
+        };
+        let pool = Pool::new(Vec::new(), settings, store, clock);
+        let settings = ReconcilerSettings {
+            interval: Duration::from_millis(20),
+            dead_letters_every: Duration::from_millis(20),
+            consumer_dead_after: Duration::from_millis(40),
+            clock_skew: Duration::ZERO,
+            relayer_retention: Duration::from_secs(3600),
+            question_timeout: Duration::from_secs(1),
+        };
+        let me = ConsumerId::generate();
+        let reconciler = Arc::new(Reconciler::new(Arc::clone(&guarded), pool, me.clone(), settings, None));
+        Self { queue, guarded, me, reconciler, _directory: directory }
+    }
+}
+
+#[tokio::test]
+async fn all_dead_letters_are_swept_in_linear_time() {
+    const LETTERS: usize = 2000;
+    let fixture = Fixture::new().await;
+    // Letters of unknown transactions stay where they are, so that every page has to be read.
+    let bodies: Vec<_> = (0..LETTERS).map(|_| fixture.guarded.message(&row(now().0))).collect();
+    assert!(TransactionMessage::parse(&bodies[0].body).is_ok());
+    assert!(fixture.queue.send(&bodies).await.iter().all(Result::is_ok));
+    for message in fixture.queue.receive(LETTERS, Duration::ZERO).await.unwrap() {
+        fixture.queue.bury(&[(message.receipt, "test".to_owned())]).await;
+    }
+    fixture.reconciler.sweep(Sweep::DeadLetters).await.unwrap();
+    assert_eq!(fixture.queue.letters_read.load(Ordering::SeqCst), LETTERS, "each letter is read once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_sweep_that_blocks_its_thread_does_not_delay_the_heartbeat() {
+    let fixture = Fixture::new().await;
+    fixture.queue.gate.set_closed(true);
+    let opens = OpensAtEnd(&fixture.queue.gate);
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(Arc::clone(&fixture.reconciler).run(shutdown.clone()));
+    let mut beats = std::collections::BTreeSet::new();
+    let store = &fixture.guarded.store;
+    for _ in 0..5 {
+        let at = eventually(SOON, "another heartbeat", || async {
+            store.last_heartbeat(&fixture.me).await.unwrap().filter(|at| !beats.contains(at))
+        })
+        .await;
+        beats.insert(at);
+    }
+    drop(opens);
+    shutdown.cancel();
+    running.await.unwrap();
+}
