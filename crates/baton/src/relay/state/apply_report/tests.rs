@@ -251,10 +251,16 @@ fn only_ends_that_were_signed_need_the_chain() {
 fn each_trace_of_a_signature_alone_needs_the_chain() {
     for status in [ReportedStatus::Failed, ReportedStatus::Canceled, ReportedStatus::Expired] {
         let unsigned = Report { hash: None, nonce: None, ..word(status) };
-        assert!(!submitted().needs_chain(&unsigned), "{status:?}");
+        assert!(!submitted().needs_chain(&unsigned, Timestamp(5), &Timings::DEFAULT), "{status:?}");
         let (nonce, hash) = (Some(4), Some(HASH.to_owned()));
-        assert!(submitted().needs_chain(&Report { nonce, ..unsigned.clone() }), "{status:?}: a nonce");
-        assert!(submitted().needs_chain(&Report { hash, ..unsigned.clone() }), "{status:?}: a hash");
+        assert!(
+            submitted().needs_chain(&Report { nonce, ..unsigned.clone() }, Timestamp(5), &Timings::DEFAULT),
+            "{status:?}: a nonce"
+        );
+        assert!(
+            submitted().needs_chain(&Report { hash, ..unsigned.clone() }, Timestamp(5), &Timings::DEFAULT),
+            "{status:?}: a hash"
+        );
         let earlier: [fn(&mut Transaction); 3] = [
             |row| row.hash = Some(HASH.to_owned()),
             |row| row.binding.as_mut().unwrap().nonce = Some(4),
@@ -263,7 +269,10 @@ fn each_trace_of_a_signature_alone_needs_the_chain() {
         for (position, was_signed) in earlier.into_iter().enumerate() {
             let mut row = submitted();
             was_signed(&mut row);
-            assert!(row.needs_chain(&unsigned), "{status:?}: known from an earlier report, {position}");
+            assert!(
+                row.needs_chain(&unsigned, Timestamp(5), &Timings::DEFAULT),
+                "{status:?}: known from an earlier report, {position}"
+            );
         }
     }
 }
