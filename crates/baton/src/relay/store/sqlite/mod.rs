@@ -3,6 +3,7 @@
 
 mod columns;
 mod idempotency_keys;
+mod list;
 mod relayer_rows;
 mod statements;
 
@@ -17,7 +18,7 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 use self::columns::{COLUMNS, UPDATE, execute_with, raw_row};
 use self::idempotency_keys::key_owner;
 use self::statements::{Record, accept, add_step, has_early, insert, records_are_free, take_record};
-use super::row::{RawRow, first_id_at};
+use super::row::RawRow;
 use super::{
     Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
     RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
@@ -110,17 +111,6 @@ impl SqliteStore {
         self.database.read(job).await.map_err(store_error)
     }
 
-    /// How the database reads the first page of this list: one line for each step.
-    pub async fn list_plan(&self, filter: &Filter) -> Result<Vec<String>, StoreError> {
-        let (sql, values) = list_statement(filter, None, 50);
-        self.read(move |connection| {
-            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
-            let steps = statement.query_map(params_from_iter(values.iter()), |row| row.get("detail"))?;
-            steps.collect()
-        })
-        .await
-    }
-
     /// Rows of a query, each read back whole.
     async fn rows(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Vec<Transaction>, StoreError> {
         let raw = self
@@ -142,44 +132,6 @@ impl SqliteStore {
             .await?;
         raw.map(RawRow::read).transpose()
     }
-}
-
-/// The statement of a list, and its values.
-fn list_statement(filter: &Filter, before: Option<TransactionId>, max: usize) -> (String, Vec<Box<dyn ToSql + Send>>) {
-    let mut conditions = vec!["1 = 1"];
-    let mut values: Vec<Box<dyn ToSql + Send>> = Vec::new();
-    let mut add = |condition: &'static str, value: Box<dyn ToSql + Send>| {
-        conditions.push(condition);
-        values.push(value);
-    };
-    if let Some(status) = filter.status {
-        add("status = ?", Box::new(status.name()));
-    }
-    if let Some(kind) = filter.kind {
-        add("kind = ?", Box::new(kind.name()));
-    }
-    if let Some(relayer) = &filter.relayer {
-        add("COALESCE(relayer_url, claim_relayer) = ?", Box::new(relayer.0.clone()));
-    }
-    // Ids begin with the time, so a bound on the time is a bound on the id.
-    if let Some(from) = filter.from {
-        add("id >= ?", Box::new(first_id_at(from)));
-    }
-    if let Some(until) = filter.until {
-        add("id < ?", Box::new(first_id_at(until)));
-    }
-    if let Some(before) = before {
-        add("id < ?", Box::new(before.0.into_bytes()));
-    }
-    if filter.outcome_unknown {
-        conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
-    }
-    values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
-    let conditions = conditions.join(" AND ");
-    let index = filter.index().map(|name| format!(" INDEXED BY {name}")).unwrap_or_default();
-    let sql =
-        format!("SELECT {COLUMNS} FROM transactions{index} WHERE {conditions} ORDER BY transactions.id DESC LIMIT ?");
-    (sql, values)
 }
 
 /// The rows that can be read: one that cannot must not hide the others from a sweep or a list.
@@ -375,7 +327,7 @@ impl TransactionStore for SqliteStore {
         before: Option<TransactionId>,
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError> {
-        let (sql, values) = list_statement(filter, before, max);
+        let (sql, values) = list::statement(filter, before, max);
         self.rows(sql, values).await
     }
 
