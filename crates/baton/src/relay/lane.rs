@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use metrics::gauge;
 use pipeline::{Pipeline, PipelineOptions, RetryPolicy, Summary};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -102,7 +103,8 @@ impl RelayLane {
         let gasless = self.chain.as_ref().zip(forwarder);
         let gasless =
             gasless.map(|(chain, forwarder)| Gasless::new(Arc::clone(chain), forwarder, Arc::clone(&self.guarded)));
-        let read = ReadApi { lookup, guarded: Arc::clone(&self.guarded) };
+        let lists = Semaphore::new(read_api::LISTS_MAX);
+        let read = ReadApi { lookup, guarded: Arc::clone(&self.guarded), lists };
         api::routes(AcceptApi { intake, gasless }).merge(read_api::routes(read))
     }
 
