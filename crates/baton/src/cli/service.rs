@@ -12,9 +12,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::config::{Config, Service};
+use crate::config::{Config, HttpConfig, Service};
 use crate::http::health::{HealthCheck, HealthState};
-use crate::http::{auth, health, server};
+use crate::http::{auth, connections, descriptors, health, server};
 use crate::relay::health::RelayHealth;
 use crate::users::health::UsersHealth;
 use crate::{relay, telemetry, users};
@@ -96,22 +96,45 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
     let lanes = Lanes::open(&config, service).await?;
-    let listener = server::bind(config.http.listen).await?;
-    info!(action = "started", service = service.name(), address = %listener.local_addr()?, "{} is listening", service.name());
-    run_parts(&config, service, &lanes, listener, metrics, shutdown).await
+    let listeners = Listeners::bind(&config.http)?;
+    let (address, admin) = (listeners.service.local_addr()?, listeners.admin.local_addr()?);
+    info!(action = "started", service = service.name(), %address, %admin, "{} is listening", service.name());
+    run_parts(&config, service, &lanes, listeners, metrics, shutdown).await
 }
 
-/// Runs a service on open lanes and a bound listener until shutdown, then drains in order.
+/// The sockets of a service.
+pub struct Listeners {
+    /// Clients and relayers.
+    pub service: TcpListener,
+    /// Probes and metrics.
+    pub admin: TcpListener,
+}
+
+impl Listeners {
+    /// Binds both; an error names the address.
+    pub fn bind(config: &HttpConfig) -> anyhow::Result<Self> {
+        Ok(Self {
+            service: connections::bind(config.listen, "PORT (or --port)")?,
+            admin: connections::bind(config.admin_listen, "ADMIN_PORT")?,
+        })
+    }
+}
+
+/// Runs a service on open lanes and bound listeners until shutdown, then drains in order.
 pub async fn run_parts(
     config: &Config,
     service: Service,
     lanes: &Lanes,
-    listener: TcpListener,
+    listeners: Listeners,
     metrics: PrometheusHandle,
     shutdown: CancellationToken,
 ) -> anyhow::Result<ExitCode> {
     let upkeep = telemetry::keep_up(metrics.clone(), shutdown.clone());
-    let routes = routes(config, service, lanes, metrics);
+    let health = lanes.health(service, metrics);
+    let layered = |routes| server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout);
+    let admin_routes = layered(health::admin_routes(health.clone()));
+    let routes = layered(routes(config, service, lanes, health));
+    let limits = descriptors::fit(config.http.connections);
     // In a process with API and consumer, the API and the checks stop after the drain: health stays readable meanwhile.
     let drained = CancellationToken::new();
     let consuming = async {
@@ -122,14 +145,20 @@ pub async fn run_parts(
         }
         drained.cancel();
     };
-    tokio::join!(server::serve(listener, routes, drained.clone()), consuming, lanes.watch(&drained), upkeep);
+    tokio::join!(
+        connections::serve(listeners.service, routes, limits, drained.clone()),
+        connections::serve(listeners.admin, admin_routes, connections::ADMIN_LIMITS, drained.clone()),
+        consuming,
+        lanes.watch(&drained),
+        upkeep
+    );
     lanes.close().await;
     info!(action = "stopped", service = service.name(), "{} stopped", service.name());
     Ok(ExitCode::SUCCESS)
 }
 
-fn routes(config: &Config, service: Service, lanes: &Lanes, metrics: PrometheusHandle) -> Router {
-    let mut routes = health::routes(lanes.health(service, metrics));
+fn routes(config: &Config, service: Service, lanes: &Lanes, health: HealthState) -> Router {
+    let mut routes = health::routes(health);
     if service.has_api() {
         let keys = Arc::new(config.http.api_keys.clone());
         let mut api = Router::new();
@@ -145,5 +174,5 @@ fn routes(config: &Config, service: Service, lanes: &Lanes, metrics: PrometheusH
         }
         routes = routes.merge(api);
     }
-    server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout)
+    routes
 }
