@@ -26,6 +26,8 @@ const WEBHOOK_BYTES_MAX: usize = 1024 * 1024;
 const CHARGE_MIN: usize = 1024;
 /// Longest wait for memory. Until then a request takes no more of it than its head.
 const MEMORY_WAIT: Duration = Duration::from_secs(5);
+/// Most requests that wait for memory: each has a connection and a head.
+const WAITING_MAX: usize = 256;
 /// Longest time for the body of a webhook. Relayers are near, and send it in one piece.
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(5);
 /// A body that is too large by its own account, and not much so, is read and dropped for this long before the answer: a
@@ -40,6 +42,7 @@ pub struct BodyLimits {
     /// Longest time from the request's head to the body's last byte.
     pub timeout: Duration,
     memory_wait: Duration,
+    waiting: Semaphore,
     clients: Arc<Semaphore>,
     webhooks: Arc<Semaphore>,
 }
@@ -56,6 +59,7 @@ impl BodyLimits {
             bytes_max,
             timeout,
             memory_wait: MEMORY_WAIT.min(timeout / 3),
+            waiting: Semaphore::new(WAITING_MAX),
             clients: of(CLIENT_BYTES_MAX),
             webhooks: of(WEBHOOK_BYTES_MAX),
         }
@@ -130,13 +134,14 @@ impl BodyLimits {
         if let Ok(held) = Arc::clone(memory).try_acquire_many_owned(count) {
             return Ok(held);
         }
-        match tokio::time::timeout(self.memory_wait, Arc::clone(memory).acquire_many_owned(count)).await {
-            Ok(Ok(held)) => Ok(held),
-            Ok(Err(_)) | Err(_) => {
-                counter!("baton_requests_refused_total", "reason" => "memory").increment(1);
-                Err(Problem::overloaded())
+        if let Ok(_turn) = self.waiting.try_acquire() {
+            let waited = tokio::time::timeout(self.memory_wait, Arc::clone(memory).acquire_many_owned(count)).await;
+            if let Ok(Ok(held)) = waited {
+                return Ok(held);
             }
         }
+        counter!("baton_requests_refused_total", "reason" => "memory").increment(1);
+        Err(Problem::overloaded())
     }
 
     /// Reads and drops a body that is a little too large, unless the client waits for permission to send it.

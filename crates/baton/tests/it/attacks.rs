@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
+use harness::process::Process;
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -72,8 +73,8 @@ async fn read_head(stream: &mut TcpStream) -> String {
 }
 
 /// A field of `/proc/PID/status`, in MiB.
-fn memory_mib(relay: &RelayFixture, field: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", relay.api.id().unwrap())).unwrap();
+fn memory_mib(process: &Process, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id().unwrap())).unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
@@ -218,24 +219,32 @@ async fn a_webhook_without_a_signature_and_a_body_too_large_are_answered_before_
 /// 500 at once took 487 MiB, webhooks without a key 448 MiB.
 #[tokio::test]
 async fn memory_is_bounded_however_large_and_many_the_bodies_are() {
-    let relay = RelaySetup::relayers(1).env("LOG_LEVEL", "error").start().await;
-    let quiet = memory_mib(&relay, "VmRSS");
+    // No submission times out: its relayer's list, with all the call data in it, would be read.
+    let relay = RelaySetup::relayers(1)
+        .env("RELAYER_SUBMIT_TIMEOUT_MS", "30000")
+        .env("RELAYER_HANDLER_TIMEOUT_MS", "30000")
+        .env("LOG_LEVEL", "error")
+        .split()
+        .start()
+        .await;
+    let quiet = memory_mib(&relay.api, "VmRSS");
     let body = json!({ "to": TO, "value": "1", "data": format!("0x{}", "ab".repeat(100_000)) });
     let posts = join_all((0..500).map(|_| relay.post(&body))).await;
     let accepted = posts.iter().filter(|(status, _)| *status == 202).count();
     let refused = posts.iter().filter(|(status, body)| *status == 503 && body["code"] == "overloaded").count();
     assert_eq!(accepted + refused, 500, "{:?}", posts.iter().find(|(status, _)| !matches!(status, 202 | 503)));
-    assert!(accepted >= 20, "{accepted} accepted");
-    let after_posts = memory_mib(&relay, "VmHWM");
+    assert!(accepted >= 5, "{accepted} accepted");
+    let after_posts = memory_mib(&relay.api, "VmHWM");
     let mut hooks = connect_many(&relay, address(3), 300).await;
     join_all(hooks.iter_mut().map(|stream| send_slow_webhook(stream, 200_000))).await;
     relay.send_serial(1).await;
-    let peak = memory_mib(&relay, "VmHWM");
+    relay.until_all_final(LATER).await;
+    let (peak, consumer) = (memory_mib(&relay.api, "VmHWM"), memory_mib(&relay.consumers[0], "VmHWM"));
     println!(
         "memory: {quiet} MiB quiet, {after_posts} MiB after 500 posts of 200 KB ({accepted} accepted, {refused} refused), \
-         {peak} MiB after 300 slow webhooks"
+         {peak} MiB after 300 slow webhooks; the consumer {consumer} MiB"
     );
-    assert!(peak < MEMORY_MIB_MAX, "{peak} MiB");
+    assert!(peak < MEMORY_MIB_MAX && consumer < MEMORY_MIB_MAX, "{peak} MiB, {consumer} MiB");
 }
 
 /// Prints what the attack costs the others; only its effects are asserted, never times.
@@ -247,13 +256,13 @@ async fn a_flood_leaves_the_service_and_its_probes_to_the_others() {
         .env("LOG_LEVEL", "error")
         .start()
         .await;
-    let quiet = (well_behaved(&relay, 30).await, probes(&relay, 30).await, memory_mib(&relay, "VmRSS"));
+    let quiet = (well_behaved(&relay, 30).await, probes(&relay, 30).await, memory_mib(&relay.api, "VmRSS"));
     let (mut deaf, mut slow) =
         (connect_many(&relay, address(2), 100).await, connect_many(&relay, address(4), 100).await);
     let idle = connect_many(&relay, address(3), 100).await;
     join_all(deaf.iter_mut().map(send_without_reading)).await;
     join_all(slow.iter_mut().map(|stream| send_slow_webhook(stream, 100_000))).await;
-    let flooded = (well_behaved(&relay, 30).await, probes(&relay, 30).await, memory_mib(&relay, "VmHWM"));
+    let flooded = (well_behaved(&relay, 30).await, probes(&relay, 30).await, memory_mib(&relay.api, "VmHWM"));
     for (name, (client, probe, memory)) in [("quiet", quiet), ("flooded", flooded)] {
         println!(
             "{name}: client median {} ms, max {} ms; probe median {} ms, max {} ms; {memory} MiB",
