@@ -238,7 +238,10 @@ async fn memory_is_bounded_however_large_and_many_the_bodies_are() {
     let mut hooks = connect_many(&relay, address(3), 300).await;
     join_all(hooks.iter_mut().map(|stream| send_slow_webhook(stream, 200_000))).await;
     relay.send_serial(1).await;
-    relay.until_all_final(LATER).await;
+    eventually(LATER, "the consumer to have large messages in hand", || async {
+        (relay.count("confirmed").await >= 5).then_some(())
+    })
+    .await;
     let (peak, consumer) = (memory_mib(&relay.api, "VmHWM"), memory_mib(&relay.consumers[0], "VmHWM"));
     println!(
         "memory: {quiet} MiB quiet, {after_posts} MiB after 500 posts of 200 KB ({accepted} accepted, {refused} refused), \
@@ -290,15 +293,4 @@ async fn an_answer_about_many_bad_fields_is_short() {
     let (status, answer) = relay.post(&Value::Object(fields)).await;
     assert_eq!((status, answer["errors"].as_array().map(Vec::len)), (400, Some(10)));
     assert!(answer.to_string().len() < 8 * 1024, "{}", answer.to_string().len());
-}
-
-/// A shutdown must not wait for clients that never read.
-#[tokio::test]
-async fn deaf_clients_do_not_hold_up_a_clean_stop() {
-    let mut relay = RelaySetup::relayers(1).env("WRITE_TIMEOUT_MS", "500").start().await;
-    let mut deaf = connect_many(&relay, address(2), 10).await;
-    join_all(deaf.iter_mut().map(send_without_reading)).await;
-    relay.api.sigterm().unwrap();
-    assert_eq!(relay.api.wait_exit(SOON).await.unwrap().code(), Some(0), "{}", relay.api.log_excerpt());
-    assert!(!relay.api.output().contains("connections_left"), "{}", relay.api.log_excerpt());
 }
