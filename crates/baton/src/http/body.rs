@@ -18,12 +18,12 @@ use super::strict_json;
 
 /// Bytes of clients' bodies that the process holds at once. Each byte is in memory several times until its request is
 /// answered: as JSON, as a row, as a message.
-const CLIENT_BYTES_MAX: usize = 1024 * 1024;
+const CLIENT_BYTES_MAX: usize = 512 * 1024;
 /// The same for webhooks. Apart, because their senders prove who they are by a signature over the whole body: before that,
 /// anyone could hold the memory that clients need.
-const WEBHOOK_BYTES_MAX: usize = 1024 * 1024;
+const WEBHOOK_BYTES_MAX: usize = 512 * 1024;
 /// What a body counts for at least.
-const CHARGE_MIN: usize = 1024;
+const CHARGE_MIN: usize = 512;
 /// Longest wait for memory. Until then a request takes no more of it than its head.
 const MEMORY_WAIT: Duration = Duration::from_secs(5);
 /// Most requests that wait for memory: each has a connection and a head.

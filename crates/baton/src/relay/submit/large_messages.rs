@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 /// A longer message waits for its turn.
 const SMALL_BYTES_MAX: usize = 16 * 1024;
 /// Bytes of large messages that are handled at once.
-const BYTES_MAX: usize = 1024 * 1024;
+const BYTES_MAX: usize = 512 * 1024;
 
 /// A handler that gets large messages a few at a time.
 pub struct LargeMessages<H> {
