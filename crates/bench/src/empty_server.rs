@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::{Json, Router, middleware, routing};
 use baton::config::{Config, Service};
 use baton::http::body::RawBody;
-use baton::http::{auth, server};
+use baton::http::{auth, connections, server};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -16,13 +16,13 @@ use crate::accept::PATH;
 pub async fn serve() -> anyhow::Result<()> {
     let config = Config::from_env(Service::RelayApi)?;
     let _metrics = baton::telemetry::start_metrics()?;
-    let listener = server::bind(config.http.listen).await?;
+    let listener = connections::bind(config.http.listen, "PORT")?;
     let keys = Arc::new(config.http.api_keys.clone());
     let answer =
         |_: RawBody| async { (StatusCode::ACCEPTED, Json(json!({ "transactionId": "none", "status": "pending" }))) };
     let routes =
         Router::new().route(PATH, routing::post(answer)).layer(middleware::from_fn_with_state(keys, auth::require_key));
     let routes = server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout);
-    server::serve(listener, routes, CancellationToken::new()).await;
+    connections::serve(listener, routes, config.http.connections, CancellationToken::new()).await;
     Ok(())
 }

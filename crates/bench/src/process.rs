@@ -12,7 +12,7 @@ use crate::product;
 use crate::simulated_relayers::{RELAYER_KEY, WEBHOOK_KEY};
 
 /// API key of every service.
-pub const API_KEY: &str = "bench-key";
+pub const API_KEY: &str = "bench-key-of-more-than-32-characters";
 /// Relayer URL for services that submit nothing.
 pub const NO_RELAYERS: &str = "http://127.0.0.1:1";
 /// Time for a service to listen.
@@ -26,6 +26,8 @@ pub struct ServiceProcess {
     child: Child,
     /// Address of its HTTP server.
     pub address: SocketAddr,
+    /// Address of its probes and metrics.
+    pub admin: SocketAddr,
 }
 
 impl ServiceProcess {
@@ -47,10 +49,13 @@ impl ServiceProcess {
     async fn start_program(program: &Path, port: u16, args: &[&str], vars: &Vars) -> anyhow::Result<Self> {
         let name = format!("{} {}", program.display(), args.join(" "));
         let mut command = Command::new(program);
+        let admin = free_port()?;
         command.args(args).env_clear().env("PORT", port.to_string()).env("LOG_LEVEL", "error");
+        command.env("ADMIN_PORT", admin.to_string());
         command.envs(vars.iter().map(|(name, value)| (name, value))).stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        let mut service = Self { child, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) };
+        let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let mut service = Self { child, address: local(port), admin: local(admin) };
         let deadline = Instant::now() + START_MAX;
         while tokio::net::TcpStream::connect(service.address).await.is_err() {
             if let Some(status) = service.child.try_wait()? {

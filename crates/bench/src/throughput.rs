@@ -28,7 +28,7 @@ pub async fn measure(services: &[ServiceProcess], metric: &str, label: &str, tot
     loop {
         let mut done = 0;
         for service in services {
-            let text = http.get(format!("http://{}/metrics", service.address)).send().await?.text().await?;
+            let text = http.get(format!("http://{}/metrics", service.admin)).send().await?.text().await?;
             let counters = text.lines().filter(|line| line.starts_with(metric) && line.contains(label));
             done += counters.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>();
         }

@@ -25,6 +25,16 @@ pub mod wait;
 
 pub use relayer_sim::server::ports;
 
+/// The base URL of a service's probes and metrics, from the base URL of its API: the port is 1000 above.
+///
+/// # Panics
+/// When the URL has no port.
+pub fn admin_url(base: &str) -> String {
+    let (host, port) = base.rsplit_once(':').expect("a base URL ends with its port");
+    let port: u16 = port.parse().expect("a port is a number");
+    format!("{host}:{}", port + ports::SECOND_LISTENER)
+}
+
 /// An HTTP client with the one TLS provider of this workspace installed.
 ///
 /// # Panics

@@ -1,7 +1,7 @@
 //! `dev`: everything in one process on the embedded engine, with three development relayers. They touch no chain, or sign
 //! for the one behind `--rpc`.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -14,9 +14,8 @@ use reqwest::Url;
 use sha2::{Digest, Sha256};
 
 use super::lanes::Lanes;
-use super::service::run_parts;
+use super::service::{Listeners, run_parts};
 use crate::config::{Config, Service};
-use crate::http::server;
 use crate::telemetry;
 
 /// The arguments of `dev`.
@@ -154,15 +153,14 @@ const STEP: Duration = Duration::from_millis(300);
 
 /// Runs `dev`.
 pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
-    let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), args.port);
-    let listener = server::bind(listen).await?;
-    let address = listener.local_addr()?;
+    let mut config = config(&args, "http://127.0.0.1:1")?;
+    let listeners = Listeners::bind(&config.http)?;
+    let address = listeners.service.local_addr()?;
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
 
     // The relayers start first, because their URLs are part of the configuration, and stop last, so that the consumer
     // can finish its work.
-    let mut config = config(&args, "http://127.0.0.1:1")?;
     telemetry::start_logs(&config.log)?;
     let relayers = {
         let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
@@ -183,7 +181,7 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
 
     let lanes = Lanes::open(&config, Service::Serve).await?;
     greet(&args, &config, address, &relayers);
-    let code = run_parts(&config, Service::Serve, &lanes, listener, metrics, shutdown).await;
+    let code = run_parts(&config, Service::Serve, &lanes, listeners, metrics, shutdown).await;
     for relayer in relayers {
         relayer.stop().await;
     }

@@ -16,8 +16,9 @@ use tower_service::Service as _;
 use tracing::{info, warn};
 
 use super::lanes::Lanes;
-use crate::config::{Config, Service};
-use crate::http::{auth, health, server};
+use crate::config::{Config, HttpConfig, Service};
+use crate::http::health::HealthState;
+use crate::http::{auth, connections, descriptors, health, server};
 use crate::telemetry;
 
 /// Runs a service until a signal stops it.
@@ -29,34 +30,57 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
     let lanes = Lanes::closed(service);
-    let listener = server::bind(config.http.listen).await?;
-    info!(action = "started", service = service.name(), address = %listener.local_addr()?, "{} is listening", service.name());
-    run_parts(&config, service, &lanes, listener, metrics, shutdown).await
+    let listeners = Listeners::bind(&config.http)?;
+    let (address, admin) = (listeners.service.local_addr()?, listeners.admin.local_addr()?);
+    info!(action = "started", service = service.name(), %address, %admin, "{} is listening", service.name());
+    run_parts(&config, service, &lanes, listeners, metrics, shutdown).await
 }
 
-/// Runs a service on a bound listener until shutdown, then drains in order. Lanes that are not open are opened, each as soon
+/// The sockets of a service.
+pub struct Listeners {
+    /// Clients and relayers.
+    pub service: TcpListener,
+    /// Probes and metrics.
+    pub admin: TcpListener,
+}
+
+impl Listeners {
+    /// Binds both; an error names the address.
+    pub fn bind(config: &HttpConfig) -> anyhow::Result<Self> {
+        Ok(Self {
+            service: connections::bind(config.listen, "PORT (or --port)")?,
+            admin: connections::bind(config.admin_listen, "ADMIN_PORT")?,
+        })
+    }
+}
+
+/// Runs a service on bound listeners until shutdown, then drains in order. Lanes that are not open are opened, each as soon
 /// as its servers answer.
 pub async fn run_parts(
     config: &Config,
     service: Service,
     lanes: &Lanes,
-    listener: TcpListener,
+    listeners: Listeners,
     metrics: PrometheusHandle,
     shutdown: CancellationToken,
 ) -> anyhow::Result<ExitCode> {
     let upkeep = telemetry::keep_up(metrics.clone(), shutdown.clone());
-    let current = Arc::new(RwLock::new(routes(config, service, lanes, metrics.clone())));
+    let layered = |routes| server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout);
+    let build = || {
+        let health = lanes.health(service, metrics.clone());
+        let admin = layered(health::admin_routes(health.clone()));
+        Routes { service: layered(routes(config, service, lanes, health)), admin }
+    };
+    let current = Arc::new(RwLock::new(build()));
     let opening = async {
-        let changed = || {
-            let routes = routes(config, service, lanes, metrics.clone());
-            *current.write().unwrap_or_else(PoisonError::into_inner) = routes;
-        };
+        let changed = || *current.write().unwrap_or_else(PoisonError::into_inner) = build();
         let opened = lanes.keep_opening(config, &shutdown, changed).await;
         if opened.is_err() {
             shutdown.cancel();
         }
         opened
     };
+    let limits = descriptors::fit(config.http.connections);
     // In a process with API and consumer, the API and the checks stop after the drain: health stays readable meanwhile.
     let drained = CancellationToken::new();
     let consuming = async {
@@ -67,28 +91,43 @@ pub async fn run_parts(
         }
         drained.cancel();
     };
-    let serving = server::serve(listener, dispatch(Arc::clone(&current)), drained.clone());
-    let ((), (), (), (), opened) = tokio::join!(serving, consuming, lanes.watch(&drained), upkeep, opening);
+    let routes = dispatch(&current, |routes| routes.service.clone());
+    let admin_routes = dispatch(&current, |routes| routes.admin.clone());
+    let ((), (), (), (), (), opened) = tokio::join!(
+        connections::serve(listeners.service, routes, limits, drained.clone()),
+        connections::serve(listeners.admin, admin_routes, connections::ADMIN_LIMITS, drained.clone()),
+        consuming,
+        lanes.watch(&drained),
+        upkeep,
+        opening
+    );
     lanes.close().await;
     opened?;
     info!(action = "stopped", service = service.name(), "{} stopped", service.name());
     Ok(ExitCode::SUCCESS)
 }
 
+/// The routes of the moment.
+struct Routes {
+    service: Router,
+    admin: Router,
+}
+
 /// Passes each request to the routes of the moment: a lane that opens later adds its own.
-fn dispatch(current: Arc<RwLock<Router>>) -> Router {
+fn dispatch(current: &Arc<RwLock<Routes>>, chosen: fn(&Routes) -> Router) -> Router {
+    let current = Arc::clone(current);
     Router::new().fallback(move |request: Request| {
-        let mut routes = current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut routes = chosen(&current.read().unwrap_or_else(PoisonError::into_inner));
         async move { routes.call(request).await }
     })
 }
 
-fn routes(config: &Config, service: Service, lanes: &Lanes, metrics: PrometheusHandle) -> Router {
-    let mut routes = health::routes(lanes.health(service, metrics));
+fn routes(config: &Config, service: Service, lanes: &Lanes, health: HealthState) -> Router {
+    let mut routes = health::routes(health);
     if service.has_api() {
         let keys = Arc::new(config.http.api_keys.clone());
         let (keyed, open) = lanes.api_routes();
         routes = routes.merge(keyed.layer(middleware::from_fn_with_state(keys, auth::require_key))).merge(open);
     }
-    server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout)
+    routes
 }

@@ -1,12 +1,13 @@
 //! The HTTP server's settings and the API keys.
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
 use super::Service;
+use super::definition::Kind;
 use super::reader::Vars;
 
 /// The HTTP server and the clients that it admits.
@@ -14,12 +15,29 @@ use super::reader::Vars;
 pub struct HttpConfig {
     /// `HOST` and `PORT`: the address to listen on.
     pub listen: SocketAddr,
+    /// `HOST` and `ADMIN_PORT`: the address of probes and metrics.
+    pub admin_listen: SocketAddr,
+    /// How many connections clients may hold, and for how long.
+    pub connections: ConnectionLimits,
     /// `RELAY_API_KEY` and `RELAY_API_KEYS`: the keys that clients may send as `X-API-Key`.
     pub api_keys: Vec<ApiKey>,
     /// Maximum size of a request body.
     pub body_bytes_max: usize,
     /// `REQUEST_TIMEOUT_MS`: maximum duration of one request, from its first byte to the answer.
     pub request_timeout: Duration,
+}
+
+/// Limits of the connections that clients open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// `CONNECTIONS_MAX`: open connections; more wait to be accepted.
+    pub connections_max: usize,
+    /// `CONNECTIONS_PER_ADDRESS_MAX`: open connections from one address; more are closed.
+    pub per_address_max: usize,
+    /// `IDLE_TIMEOUT_MS`: longest time without a whole request head.
+    pub idle_timeout: Duration,
+    /// `WRITE_TIMEOUT_MS`: longest time without any progress of an answer.
+    pub write_timeout: Duration,
 }
 
 /// A named API key. Only its hash is kept.
@@ -29,6 +47,13 @@ pub struct ApiKey {
     pub name: String,
     /// SHA-256 of the key.
     pub sha256: [u8; 32],
+    /// A shorter text is not taken for the key, although the hash may be its own.
+    pub length_min: usize,
+}
+
+impl ApiKey {
+    /// The shortest key of a service: it cannot be guessed. `dev` has a shorter one, which is no secret.
+    pub const LENGTH_MIN: usize = 32;
 }
 
 /// Maximum size of a request body. Nodes accept transactions of up to 128 KiB, which are twice as long in hex, so a
@@ -44,8 +69,23 @@ impl Vars<'_> {
             Some(_) => self.parsed("PORT"),
             None => service.port(),
         };
+        let admin_port = match self.text("ADMIN_PORT") {
+            Some(text) => text.parse().unwrap_or_else(|_| {
+                self.problem("ADMIN_PORT", &Kind::Port.rule());
+                0
+            }),
+            None => admin_port(port),
+        };
+        let host: IpAddr = self.parsed("HOST");
         HttpConfig {
-            listen: SocketAddr::new(self.parsed("HOST"), port),
+            listen: SocketAddr::new(host, port),
+            admin_listen: SocketAddr::new(host, admin_port),
+            connections: ConnectionLimits {
+                connections_max: self.count("CONNECTIONS_MAX"),
+                per_address_max: self.count("CONNECTIONS_PER_ADDRESS_MAX"),
+                idle_timeout: self.millis("IDLE_TIMEOUT_MS"),
+                write_timeout: self.millis("WRITE_TIMEOUT_MS"),
+            },
             api_keys: self.api_keys(service.has_api()),
             body_bytes_max: BODY_BYTES_MAX,
             request_timeout: self.millis("REQUEST_TIMEOUT_MS"),
@@ -54,11 +94,20 @@ impl Vars<'_> {
 
     fn api_keys(&mut self, required: bool) -> Vec<ApiKey> {
         let mut keys = Vec::new();
+        let length_min = if self.short_keys { 1 } else { ApiKey::LENGTH_MIN };
         if let Some(key) = self.text("RELAY_API_KEY") {
-            keys.push(ApiKey { name: "default".to_owned(), sha256: Sha256::digest(key.as_bytes()).into() });
+            if key.len() < length_min {
+                let rule = format!("is too short: a key has at least {length_min} characters (openssl rand -hex 32)");
+                self.problem("RELAY_API_KEY", &rule);
+            }
+            keys.push(ApiKey { name: "default".to_owned(), sha256: Sha256::digest(key.as_bytes()).into(), length_min });
         }
+        let of_nothing: [u8; 32] = Sha256::digest(b"").into();
         for pair in self.list("RELAY_API_KEYS") {
-            match parse_named_key(&pair) {
+            match parse_named_key(&pair, length_min) {
+                Some(key) if key.sha256 == of_nothing => {
+                    self.problem("RELAY_API_KEYS", "has the hash of an empty key: was the key's variable set?");
+                }
                 Some(key) => keys.push(key),
                 // The message does not quote the pair: it may hold the key itself instead of its hash.
                 None => self.problem(
@@ -79,9 +128,15 @@ impl Vars<'_> {
     }
 }
 
-fn parse_named_key(pair: &str) -> Option<ApiKey> {
+/// The port of probes and metrics if none is set: 1000 above the service's own, so that services on one machine differ.
+fn admin_port(port: u16) -> u16 {
+    const DISTANCE: u16 = 1000;
+    if port == 0 { 0 } else { port.checked_add(DISTANCE).unwrap_or(port - DISTANCE) }
+}
+
+fn parse_named_key(pair: &str, length_min: usize) -> Option<ApiKey> {
     let (name, hash) = pair.split_once(':')?;
     let name = name.trim().to_owned();
     let sha256 = hex::decode(hash.trim()).ok()?.try_into().ok()?;
-    (1..=KEY_NAME_LENGTH_MAX).contains(&name.chars().count()).then_some(ApiKey { name, sha256 })
+    (1..=KEY_NAME_LENGTH_MAX).contains(&name.chars().count()).then_some(ApiKey { name, sha256, length_min })
 }

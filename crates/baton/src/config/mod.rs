@@ -25,11 +25,11 @@ use std::path::PathBuf;
 
 pub use chain::{ChainConfig, ForwarderConfig, GaslessPolicy};
 pub use definition::{Kind, Readers, Variable};
-pub use http::{ApiKey, HttpConfig};
+pub use http::{ApiKey, ConnectionLimits, HttpConfig};
 pub use log::LogConfig;
 pub use queue::{EngineConfig, QueueEngine, SqsConfig, SqsEndpoint};
 use reader::Vars;
-pub use relay::{RelayConfig, RelayMode};
+pub use relay::{RelayConfig, RelayMode, WebhookKey};
 pub use routing::RoutingSettings;
 pub use secret::Secret;
 pub use service::Service;
@@ -66,22 +66,29 @@ impl Config {
         Self::from_vars(service, |name| std::env::var(name).ok())
     }
 
-    /// Reads the process environment. A value in `fixed` overrides it; one in `defaults` replaces the table's default.
+    /// Reads the process environment for `dev`. A value in `fixed` overrides it; one in `defaults` replaces the table's
+    /// default. API keys may be short, since `dev` prints its own.
     pub fn from_env_between(
         service: Service,
         fixed: &[(&str, String)],
         defaults: &[(&str, &str)],
     ) -> Result<Self, ConfigError> {
-        Self::from_vars(service, |name| {
+        let lookup = |name: &str| {
             let set = fixed.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
             set.or_else(|| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
                 .or_else(|| defaults.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
-        })
+        };
+        let mut vars = Vars::new(&lookup);
+        vars.short_keys = true;
+        Self::read(service, vars)
     }
 
     /// Reads the variables through `lookup` and reports every problem at once.
     pub fn from_vars(service: Service, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        let mut vars = Vars::new(&lookup);
+        Self::read(service, Vars::new(&lookup))
+    }
+
+    fn read(service: Service, mut vars: Vars<'_>) -> Result<Self, ConfigError> {
         let engine = vars.engine();
         let config = Self {
             data_dir: vars.text_or_default("BATON_DATA_DIR").into(),

@@ -11,11 +11,13 @@ use super::variables;
 pub(super) struct Vars<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
     problems: Vec<String>,
+    /// Whether an API key may be short.
+    pub(super) short_keys: bool,
 }
 
 impl<'a> Vars<'a> {
     pub(super) fn new(lookup: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { lookup, problems: Vec::new() }
+        Self { lookup, problems: Vec::new(), short_keys: false }
     }
 
     /// Everything that was wrong, in the order of reading.

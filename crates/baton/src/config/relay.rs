@@ -13,8 +13,8 @@ use crate::evm::parse_amount;
 pub struct RelayConfig {
     /// `OZ_RELAYER_URLS`, each with its key from `OZ_RELAYER_API_KEY`.
     pub relayers: Vec<(Url, Secret)>,
-    /// `WEBHOOK_SIGNING_KEY`: verifies the relayers' webhooks; `None`: there is no webhook endpoint.
-    pub webhook_key: Option<Secret>,
+    /// `WEBHOOK_SIGNING_KEY`: each verifies relayers' webhooks; none: there is no webhook endpoint.
+    pub webhook_keys: Vec<WebhookKey>,
     /// `RELAY_MODE`: how a success is learned.
     pub mode: RelayMode,
     /// `CONSUMER_CONCURRENCY`: maximum messages handled at once.
@@ -57,6 +57,15 @@ pub struct RelayConfig {
     pub chain: Option<ChainConfig>,
     /// `CHAIN_ID`: the id of the chain that relayers must be on; `None`: that of the chain behind `RPC_URL`, if it is set.
     pub chain_id: Option<u64>,
+}
+
+/// A key that relayers sign their webhooks with.
+#[derive(Debug, Clone)]
+pub struct WebhookKey {
+    /// The only relayer whose transactions a webhook with this key may report; `None`: any.
+    pub relayer: Option<Url>,
+    /// The key.
+    pub secret: Secret,
 }
 
 /// How the lane ends a success: by webhook (`confirmed`) or by polling the relayer (`success`, with the result).
@@ -111,9 +120,11 @@ impl Vars<'_> {
             QueueEngine::Sqs(_) => SQS_DEAD_LETTERS_EVERY,
             QueueEngine::Embedded | QueueEngine::RabbitMq { .. } => DEAD_LETTERS_EVERY,
         };
+        let relayers = self.relayers(service.has_relay());
+        let webhook_keys = self.webhook_keys(&relayers, service.has_api() && service.has_relay());
         RelayConfig {
-            relayers: self.relayers(service.has_relay()),
-            webhook_key: self.webhook_key(service.has_api() && service.has_relay()),
+            relayers,
+            webhook_keys,
             mode: match self.choice("RELAY_MODE") {
                 Some("confirm") => RelayMode::Confirm,
                 _ => RelayMode::FireAndForget,
@@ -188,12 +199,19 @@ impl Vars<'_> {
         for (index, text) in urls.iter().enumerate() {
             let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
             let Some(url) = url else {
-                self.problem("OZ_RELAYER_URLS", &format!("has {text:?}, which is not an http or https URL"));
+                // The text may hold a key.
+                let rule = format!("is not a list of http or https URLs: number {} is none", index + 1);
+                self.problem("OZ_RELAYER_URLS", &rule);
                 continue;
             };
             if !url.username().is_empty() || url.password().is_some() {
                 // The health page and every status show the URL.
                 self.problem("OZ_RELAYER_URLS", "has a URL with a user or password; keys go into OZ_RELAYER_API_KEY");
+                continue;
+            }
+            if url.query().is_some() || url.fragment().is_some() {
+                // The same; and no request to a relayer would carry it.
+                self.problem("OZ_RELAYER_URLS", "has a URL with a query or fragment; keys go into OZ_RELAYER_API_KEY");
                 continue;
             }
             if url.as_str().chars().count() > RELAYER_URL_LENGTH_MAX {
@@ -211,21 +229,29 @@ impl Vars<'_> {
         relayers
     }
 
-    fn webhook_key(&mut self, required: bool) -> Option<Secret> {
+    fn webhook_keys(&mut self, relayers: &[(Url, Secret)], required: bool) -> Vec<WebhookKey> {
         let name = "WEBHOOK_SIGNING_KEY";
-        let key = self.text(name);
-        match &key {
-            Some(key) if key.len() < WEBHOOK_KEY_LENGTH_MIN => {
-                self.problem(
-                    name,
-                    &format!("is too short: relayers require {WEBHOOK_KEY_LENGTH_MIN} characters or more"),
-                );
-            }
-            None if required => {
-                self.problem(name, "is not set: without it, any caller could report a transaction as confirmed");
-            }
-            _ => {}
+        let entries = self.list(name);
+        if entries.is_empty() && required {
+            self.problem(name, "is not set: without it, any caller could report a transaction as confirmed");
         }
-        key.map(Secret::new)
+        let mut keys = Vec::new();
+        for entry in entries {
+            // A key may contain `=`, and does not begin like a URL.
+            let (url, key) = match entry.split_once('=').filter(|_| entry.starts_with("http")) {
+                Some((url, key)) => (Some(url), key),
+                None => (None, entry.as_str()),
+            };
+            let relayer = url.and_then(|url| Url::parse(url).ok());
+            let known = relayer.as_ref().is_some_and(|url| relayers.iter().any(|(known, _)| known == url));
+            if url.is_some() && !known {
+                self.problem(name, "has a key for a URL that OZ_RELAYER_URLS does not have");
+            } else if key.len() < WEBHOOK_KEY_LENGTH_MIN {
+                let rule = format!("is too short: relayers require {WEBHOOK_KEY_LENGTH_MIN} characters or more");
+                self.problem(name, &rule);
+            }
+            keys.push(WebhookKey { relayer, secret: Secret::new(key) });
+        }
+        keys
     }
 }

@@ -13,7 +13,7 @@ fn read(service: Service, vars: &[(&str, &str)]) -> Result<Config, ConfigError> 
 }
 
 const GOOD: [(&str, &str); 4] = [
-    ("RELAY_API_KEY", "key"),
+    ("RELAY_API_KEY", "0123456789abcdef0123456789abcdef"),
     ("OZ_RELAYER_URLS", "http://a:1, http://b:2"),
     ("OZ_RELAYER_API_KEY", "secret"),
     ("WEBHOOK_SIGNING_KEY", "0123456789abcdef0123456789abcdef"),
@@ -113,8 +113,11 @@ fn contradictions_are_refused() {
     };
     assert!(with("OZ_RELAYER_API_KEY", "a,b,c")[0].contains("3 keys for 2 URLs"));
     assert!(with("OZ_RELAYER_URLS", "http://a:1,http://a:1")[0].contains("twice"));
-    assert!(with("OZ_RELAYER_URLS", "ftp://a")[0].contains("not an http"));
-    assert!(with("OZ_RELAYER_URLS", "http://me:secret@a:1")[0].contains("user or password"));
+    assert!(with("OZ_RELAYER_URLS", "ftp://a")[0].contains("not a list of http"));
+    for secret in ["http://me:s3cret@a:1", "http://a:1?token=s3cret", "http://a:1/#s3cret", "htp://a:1?token=s3cret"] {
+        let problems = with("OZ_RELAYER_URLS", secret);
+        assert!(problems.len() == 1 && !problems[0].contains("s3cret"), "{problems:?}");
+    }
     assert!(with("WEBHOOK_SIGNING_KEY", "short")[0].contains("too short"));
 }
 
@@ -126,6 +129,52 @@ fn named_keys_are_read_by_hash() {
     vars.push(("RELAY_API_KEYS", &pairs));
     let keys = read(Service::Serve, &vars).unwrap().http.api_keys;
     assert_eq!(keys.iter().map(|key| key.name.as_str()).collect::<Vec<_>>(), ["default", "team-a"]);
+}
+
+/// A request without a header was taken for one with an empty key, whose hash a script wrote when its key was not set.
+#[test]
+fn the_hash_of_nothing_and_a_short_key_are_refused() {
+    let nothing = format!("ci:{}", hex::encode(Sha256::digest(b"")));
+    for (name, value) in [("RELAY_API_KEYS", nothing.as_str()), ("RELAY_API_KEY", "0123456789abcdef0123456789abcde")] {
+        let mut vars: Vec<_> = GOOD.into_iter().filter(|(known, _)| *known != name).collect();
+        vars.push((name, value));
+        let ConfigError(problems) = read(Service::Serve, &vars).unwrap_err();
+        assert!(matches!(&problems[..], [found] if found.starts_with(name)), "{problems:?}");
+        assert!(!problems[0].contains(value), "the message does not quote the key");
+    }
+}
+
+#[test]
+fn the_port_of_probes_follows_the_port_of_the_service() {
+    let admin = |port: &str, admin: &str| {
+        let mut vars = GOOD.to_vec();
+        vars.extend([("PORT", port), ("ADMIN_PORT", admin)]);
+        read(Service::Serve, &vars).map(|config| config.http.admin_listen.port())
+    };
+    assert_eq!((admin("", ""), admin("8080", ""), admin("8080", "9090")), (Ok(4000), Ok(9080), Ok(9090)));
+    assert_eq!((admin("65000", ""), admin("0", "")), (Ok(64000), Ok(0)));
+    assert!(admin("8080", "-1").is_err());
+}
+
+#[test]
+fn webhook_keys_can_be_several_and_one_for_each_relayer() {
+    let (old, new) = ("old-0123456789abcdef0123456789abcdef", "new-0123456789abcdef0123456789abcdef==");
+    let keys = |value: &str| {
+        let mut vars: Vec<_> = GOOD.into_iter().filter(|(known, _)| *known != "WEBHOOK_SIGNING_KEY").collect();
+        vars.push(("WEBHOOK_SIGNING_KEY", value));
+        read(Service::Serve, &vars).map(|config| {
+            let keys = config.relay.webhook_keys.into_iter();
+            keys.map(|key| (key.relayer.map(|url| url.to_string()), key.secret.expose().to_owned())).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(keys(&format!("{new}, {old}")), Ok(vec![(None, new.to_owned()), (None, old.to_owned())]));
+    let of_b = vec![(None, old.to_owned()), (Some("http://b:2/".to_owned()), new.to_owned())];
+    assert_eq!(keys(&format!("{old},http://b:2={new}")), Ok(of_b));
+    for (bad, rule) in [(format!("{old},short"), "too short"), (format!("http://c:3={old}"), "OZ_RELAYER_URLS")] {
+        let ConfigError(problems) = keys(&bad).unwrap_err();
+        assert!(matches!(&problems[..], [found] if found.starts_with("WEBHOOK_SIGNING_KEY") && found.contains(rule)));
+        assert!(!problems[0].contains(old), "the message does not quote the key");
+    }
 }
 
 /// Each secret variable gets a value with a marker that must not reach any log.

@@ -63,11 +63,41 @@ pub const SECTIONS: &[Section] = &[
                 All,
                 "Port to listen on (queue-consumer: 3001, users-api: 3002, users-consumer: 3003)",
             ),
-            var("RELAY_API_KEY", Text, "", Apis, "API key named `default`; optional if RELAY_API_KEYS is set")
+            var(
+                "ADMIN_PORT",
+                Port,
+                "",
+                All,
+                "Port of `/live`, `/ready`, `/health` and `/metrics`, which no client of PORT can block; unset: PORT + 1000",
+            ),
+            var("RELAY_API_KEY", Text, "", Apis, "API key named `default`, at least 32 characters; optional if RELAY_API_KEYS is set")
                 .required()
                 .secret(),
-            var("RELAY_API_KEYS", List, "", Apis, "Named API keys as name:sha256hex pairs, separated by commas"),
+            var("RELAY_API_KEYS", List, "", Apis, "Named API keys of at least 32 characters, as name:sha256hex pairs, separated by commas"),
             var("REQUEST_TIMEOUT_MS", Millis, "30000", All, "Maximum duration of one HTTP request"),
+            var("CONNECTIONS_MAX", Count, "2048", All, "Maximum open connections to PORT; more wait to be accepted"),
+            var(
+                "CONNECTIONS_PER_ADDRESS_MAX",
+                Count,
+                "512",
+                All,
+                "Maximum open connections to PORT from one address (IPv6: one /64); more are refused with 503. Behind a \
+                 proxy all clients have its address: set it to CONNECTIONS_MAX and limit them there",
+            ),
+            var(
+                "IDLE_TIMEOUT_MS",
+                Millis,
+                "30000",
+                All,
+                "Longest wait for a whole request head, from the connection or the last answer on",
+            ),
+            var(
+                "WRITE_TIMEOUT_MS",
+                Millis,
+                "15000",
+                All,
+                "Longest time a client may read nothing of its answer before its connection is reset",
+            ),
         ],
     },
     Section {
@@ -151,10 +181,11 @@ pub const SECTIONS: &[Section] = &[
             .secret(),
             var(
                 "WEBHOOK_SIGNING_KEY",
-                Text,
+                List,
                 "",
                 RelayApi,
-                "Key with which relayers sign their webhooks; at least 32 characters",
+                "Keys with which relayers sign their webhooks, separated by commas: any of them is accepted; at least 32 \
+                 characters each. URL=KEY, with a URL of OZ_RELAYER_URLS: accepted for that relayer's transactions only",
             )
             .required()
             .secret(),

@@ -8,6 +8,7 @@ use axum::response::Response;
 use metrics::counter;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use tracing::warn;
 
 use super::problem::Problem;
 use crate::config::ApiKey;
@@ -22,8 +23,9 @@ pub async fn require_key(
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    let given = request.headers().get("x-api-key").map(|value| value.as_bytes()).unwrap_or_default();
-    match caller(&keys, given) {
+    // Without the header there is nothing to compare: the hash of an empty text is a hash too.
+    let given = request.headers().get("x-api-key").map(|value| value.as_bytes());
+    match given.and_then(|given| caller(&keys, given)) {
         Some(name) => {
             request.extensions_mut().insert(Caller(name));
             Ok(next.run(request).await)
@@ -41,10 +43,20 @@ fn caller(keys: &[ApiKey], given: &[u8]) -> Option<String> {
     let mut found = None;
     for key in keys {
         if bool::from(key.sha256.ct_eq(&hash)) {
-            found = Some(key.name.clone());
+            found = Some(key);
         }
     }
-    found
+    let key = found?;
+    if given.len() < key.length_min {
+        let ApiKey { name, length_min, .. } = key;
+        warn!(
+            action = "key_too_short",
+            key = name,
+            "the API key {name} has fewer than {length_min} characters; refused"
+        );
+        return None;
+    }
+    Some(key.name.clone())
 }
 
 #[cfg(test)]
@@ -53,11 +65,24 @@ mod tests {
 
     #[test]
     fn only_the_text_behind_a_hash_matches_its_key() {
-        let key = |name: &str, text: &str| ApiKey { name: name.into(), sha256: Sha256::digest(text).into() };
+        let key =
+            |name: &str, text: &str| ApiKey { name: name.into(), sha256: Sha256::digest(text).into(), length_min: 1 };
         let keys = [key("a", "one"), key("b", "two")];
         assert_eq!(caller(&keys, b"two").as_deref(), Some("b"));
         assert_eq!(caller(&keys, b"three"), None);
         assert_eq!(caller(&keys, b""), None);
         assert_eq!(caller(&[], b""), None);
+        assert_eq!(caller(&[key("empty", "")], b""), None, "an empty header is no key");
+    }
+
+    /// The configuration has only the hash of a key, so its length shows when it is sent.
+    #[test]
+    fn a_key_that_is_too_short_is_refused_although_its_hash_is_known() {
+        let of = |text: &str| {
+            let keys = [ApiKey { name: "a".into(), sha256: Sha256::digest(text).into(), length_min: 32 }];
+            caller(&keys, text.as_bytes())
+        };
+        assert_eq!(of("0123456789abcdef0123456789abcde"), None);
+        assert_eq!(of("0123456789abcdef0123456789abcdef").as_deref(), Some("a"));
     }
 }

@@ -1,5 +1,6 @@
 //! `/live` (the process runs), `/ready` (it can do its work), `/health` (each part by name) and `/metrics`. Every
-//! service has them, without an API key: they carry no client data.
+//! service has them, without an API key: they carry no client data. All are on a listener of their own (`ADMIN_PORT`),
+//! which clients of the service cannot block; metrics are only there.
 //!
 //! A lane supplies its own [`HealthCheck`] (`relay/health.rs`, `users/health.rs`); this file asks all of them at once.
 
@@ -49,14 +50,21 @@ pub struct HealthState {
 /// Longest wait for one part. A part that hangs counts as unhealthy.
 pub const PART_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The routes.
+/// The routes of the service's own port. Clients of the existing service ask below `/api/v1`.
 pub fn routes(state: HealthState) -> Router {
+    probes().route("/api/v1/health", routing::get(health)).with_state(state)
+}
+
+/// The routes of the listener of its own (`ADMIN_PORT`).
+pub fn admin_routes(state: HealthState) -> Router {
+    probes().route("/metrics", routing::get(metrics)).with_state(state)
+}
+
+fn probes() -> Router<HealthState> {
     Router::new()
         .route("/live", routing::get(|| async { Json(json!({ "status": "ok" })) }))
         .route("/ready", routing::get(ready))
         .route("/health", routing::get(health))
-        .route("/metrics", routing::get(metrics))
-        .with_state(state)
 }
 
 /// The answer of a part; `None` if it fails or takes longer than [`PART_TIMEOUT`].

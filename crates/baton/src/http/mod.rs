@@ -3,9 +3,13 @@
 
 pub mod auth;
 pub mod body;
+pub mod connections;
+pub mod descriptors;
 pub mod health;
 pub mod idempotency_header;
 pub mod outgoing;
 pub mod problem;
 pub mod server;
+pub mod strict_json;
+pub mod timed_stream;
 pub mod transport;

@@ -63,9 +63,13 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", "The request cannot be read", detail)
     }
 
-    /// 400: these fields are invalid.
+    /// 400: these fields are invalid. The answer names each once, and [`PROBLEMS_MAX`] of them.
     pub fn invalid(errors: Vec<FieldProblem>) -> Self {
-        let detail = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let (errors, more) = shown(errors);
+        let mut detail = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        if more {
+            detail.push_str("; and more");
+        }
         let mut problem =
             Self::new(StatusCode::BAD_REQUEST, "invalid-request", "The request has invalid fields", detail);
         problem.errors = errors;
@@ -82,11 +86,11 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "bad-signature", "The signature is not valid", detail)
     }
 
-    /// 503: gasless transactions are not configured.
+    /// 404: gasless transactions are not configured, so this service has no such resource.
     pub fn gasless_off() -> Self {
         let detail = "gasless transactions are not configured on this service; its operator must set FORWARDER_ADDRESS, \
                       RPC_URL and CHAIN_ID";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "gasless-off", "Gasless transactions are off", detail)
+        Self::new(StatusCode::NOT_FOUND, "gasless-off", "Gasless transactions are off", detail)
     }
 
     /// 404: no such path or record.
@@ -109,6 +113,12 @@ impl Problem {
     /// 413: the body, or a line of an upload, exceeds this many bytes.
     pub fn too_large(max: usize) -> Self {
         let detail = format!("the body has more than {max} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large", detail)
+    }
+
+    /// 413: the body is small enough, but the message made of it is larger than the queue accepts.
+    pub fn too_large_for_queue(size: usize, max: usize) -> Self {
+        let detail = format!("the transaction makes a message of {size} bytes, and the queue accepts {max}");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large", detail)
     }
 
@@ -163,6 +173,18 @@ impl Problem {
     pub fn starting() -> Self {
         let detail = "the service is waiting for its database or queue; nothing was accepted, send it again later";
         let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Service unavailable", detail);
+        problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
+        problem
+    }
+
+    /// The code of a refusal under load.
+    pub const OVERLOADED: &'static str = "overloaded";
+
+    /// 503: more request bodies arrive than this process keeps in memory. The request was refused and will never have an
+    /// effect.
+    pub fn overloaded() -> Self {
+        let detail = "too many requests are being read; nothing was accepted, send it again later";
+        let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, Self::OVERLOADED, "Service overloaded", detail);
         problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
         problem
     }
@@ -223,6 +245,28 @@ impl Problem {
     }
 }
 
+/// Most invalid fields that one answer names.
+pub const PROBLEMS_MAX: usize = 10;
+/// Characters of a field's name in an answer.
+const FIELD_LENGTH_SHOWN: usize = 64;
+
+/// The problems that an answer names, and whether there are more. A client writes the names, and as many as it likes.
+fn shown(problems: Vec<FieldProblem>) -> (Vec<FieldProblem>, bool) {
+    let mut shown: Vec<FieldProblem> = Vec::new();
+    for FieldProblem { field, message } in problems {
+        let cut = field.char_indices().nth(FIELD_LENGTH_SHOWN).map(|(end, _)| format!("{}…", &field[..end]));
+        let problem = FieldProblem { field: cut.unwrap_or(field), message };
+        if shown.contains(&problem) {
+            continue;
+        }
+        if shown.len() == PROBLEMS_MAX {
+            return (shown, true);
+        }
+        shown.push(problem);
+    }
+    (shown, false)
+}
+
 impl IntoResponse for Problem {
     /// Keeps the problem as an extension, so that the server's outer layer can render it again with the request id, which
     /// a handler does not know.
@@ -230,5 +274,26 @@ impl IntoResponse for Problem {
         let mut response = self.respond(None);
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> FieldProblem {
+        FieldProblem { field: name.to_owned(), message: "is not known".to_owned() }
+    }
+
+    #[test]
+    fn a_problem_names_each_field_once_and_ten_at_most() {
+        let many = (0..10_000).map(|number| named(&format!("f{}", number % 500))).collect();
+        let problem = Problem::invalid(many);
+        assert_eq!((problem.errors.len(), problem.errors[9].field.as_str()), (PROBLEMS_MAX, "f9"));
+        assert!(problem.detail.ends_with("f9: is not known; and more"), "{}", problem.detail);
+        let problem = Problem::invalid(vec![named("a"), named("a"), named("b")]);
+        assert_eq!(problem.detail, "a: is not known; b: is not known");
+        let problem = Problem::invalid(vec![named(&"ü".repeat(100_000))]);
+        assert_eq!(problem.errors[0].field.chars().count(), FIELD_LENGTH_SHOWN + 1);
     }
 }

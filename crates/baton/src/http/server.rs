@@ -1,6 +1,5 @@
-//! The HTTP server: the layer around every route (request id, limits, panics, timing) and graceful shutdown.
+//! The layer around every route: request id, limits, panics, timing. Next: [`super::connections`] serves the routes.
 
-use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -11,27 +10,12 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use metrics::{Counter, Histogram, counter, histogram};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tracing::{debug, error, warn};
+use tracing::error;
 use uuid::Uuid;
 
+use super::body::BodyLimits;
 use super::problem::Problem;
-
-/// Limits of a request body.
-#[derive(Debug, Clone, Copy)]
-pub struct BodyLimits {
-    /// Largest size in bytes.
-    pub bytes_max: usize,
-    /// Longest time from the request's head to the body's last byte.
-    pub timeout: Duration,
-}
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -39,16 +23,18 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// layer, since each layer costs every request a clone and an allocation.
 pub fn with_layers(routes: Router, body_bytes_max: usize, timeout: Duration) -> Router {
     // The body has half of the request's time to arrive, and accepting the request the other half.
-    let limits = BodyLimits { bytes_max: body_bytes_max, timeout: timeout / 2 };
+    let limits = Arc::new(BodyLimits::new(body_bytes_max, timeout / 2));
     let meters = Arc::new(Meters::default());
     routes
         .fallback(|| async { Problem::not_found("there is nothing at this path") })
         .method_not_allowed_fallback(|| async { Problem::method_not_allowed() })
-        .layer(middleware::from_fn(move |request, next| around(limits, timeout, Arc::clone(&meters), request, next)))
+        .layer(middleware::from_fn(move |request, next| {
+            around(Arc::clone(&limits), timeout, Arc::clone(&meters), request, next)
+        }))
 }
 
 async fn around(
-    limits: BodyLimits,
+    limits: Arc<BodyLimits>,
     timeout: Duration,
     meters: Arc<Meters>,
     mut request: Request,
@@ -61,7 +47,8 @@ async fn around(
     request.extensions_mut().insert(limits);
     let mut response = answered(timeout, &method, request, next).await;
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        if problem.status >= 500 {
+        // Refusals under load are counted where they are made: a log line for each would add to the load.
+        if problem.status >= 500 && problem.code != Problem::OVERLOADED {
             let Problem { status, code, title, .. } = &problem;
             error!(action = "request_failed", request_id = %id, status, code, "{title}");
         }
@@ -152,71 +139,5 @@ fn known_method(method: &Method) -> &'static str {
         Method::DELETE => "DELETE",
         Method::HEAD => "HEAD",
         _ => "other",
-    }
-}
-
-/// Binds the address; an error names it.
-pub async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
-    use anyhow::Context;
-    TcpListener::bind(listen).await.with_context(|| {
-        format!("cannot listen on {listen}; is another process there? Set PORT (or --port) to another")
-    })
-}
-
-/// Maximum number of open connections; more wait in the accept queue.
-const CONNECTIONS_MAX: usize = 4096;
-/// Longest time for a request's head to arrive, idle time on an open connection included.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest time for clients to read the last answers during shutdown.
-const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(35);
-/// Pause after a failed accept, such as when the process is out of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// Serves until shutdown, then lets the requests in flight finish.
-pub async fn serve(listener: TcpListener, routes: Router, shutdown: CancellationToken) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let connections = TaskTracker::new();
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    loop {
-        let accepted = async {
-            let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
-            (listener.accept().await, permit)
-        };
-        let (accepted, permit) = tokio::select! {
-            () = shutdown.cancelled() => break,
-            accepted = accepted => accepted,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(failure) => {
-                warn!(action = "accept_failed", "a connection could not be accepted: {failure}");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        // Answers are small and complete: waiting to fill a packet only delays them.
-        stream.set_nodelay(true).ok();
-        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
-        let shutdown = shutdown.clone();
-        connections.spawn(async move {
-            let _permit = permit;
-            let mut connection = std::pin::pin!(connection);
-            let served = tokio::select! {
-                served = connection.as_mut() => served,
-                () = shutdown.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(failure) = served {
-                debug!(action = "connection_ended", "a connection ended early: {failure}");
-            }
-        });
-    }
-    drop(listener);
-    connections.close();
-    if tokio::time::timeout(LAST_ANSWERS_TIMEOUT, connections.wait()).await.is_err() {
-        warn!(action = "connections_left", "{} clients did not read their answers in time", connections.len());
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use metrics::gauge;
 use pipeline::{Pipeline, PipelineOptions, RetryPolicy, Summary};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -28,6 +29,7 @@ use crate::relay::relayer::client::RelayerClient;
 use crate::relay::relayer::pool::{Pool, PoolSettings};
 use crate::relay::state::transaction::ConsumerId;
 use crate::relay::submit::consumer::{Consumer, ConsumerSettings};
+use crate::relay::submit::large_messages::LargeMessages;
 use crate::relay::submit::nonce_order::NonceOrder;
 use crate::relay::update::guarded_store::GuardedStore;
 use crate::telemetry;
@@ -104,14 +106,15 @@ impl RelayLane {
         let gasless = gasless.map(|((chain, forwarder), policy)| {
             Gasless::new(Arc::clone(chain), forwarder, policy, Arc::clone(&self.guarded))
         });
-        let read = ReadApi { lookup, guarded: Arc::clone(&self.guarded) };
+        let lists = Semaphore::new(read_api::LISTS_MAX);
+        let read = ReadApi { lookup, guarded: Arc::clone(&self.guarded), lists };
         api::routes(AcceptApi { intake, gasless }).merge(read_api::routes(read))
     }
 
     /// The routes that relayers call.
     pub fn webhook_routes(&self) -> Option<Router> {
-        let key = self.config.webhook_key.clone()?;
-        Some(webhook::routes(WebhookState { guarded: Arc::clone(&self.guarded), key: Arc::new(key) }))
+        let keys: Arc<[_]> = self.config.webhook_keys.clone().into();
+        (!keys.is_empty()).then(|| webhook::routes(WebhookState { guarded: Arc::clone(&self.guarded), keys }))
     }
 
     /// Consumes and reconciles until shutdown, then drains.
@@ -179,7 +182,7 @@ impl RelayLane {
         let stop_sweeping = drained.clone().drop_guard();
         let pipeline = Pipeline::new(Arc::clone(&self.guarded.queue), options);
         let consuming = async {
-            let summary = pipeline.run(Arc::new(consumer), shutdown).await;
+            let summary = pipeline.run(Arc::new(LargeMessages::new(consumer)), shutdown).await;
             drop(stop_sweeping);
             summary
         };

@@ -32,7 +32,7 @@ async fn enrol(
     State(intake): State<Arc<UserIntake>>,
     Extension(Caller(caller)): Extension<Caller>,
     headers: HeaderMap,
-    JsonBody(body): JsonBody,
+    JsonBody(body, _memory): JsonBody,
 ) -> Result<Json<Value>, Problem> {
     let key = read_idempotency_key(&headers)?;
     let id = key.map_or_else(UserId::generate, |key| UserId::of_key(&caller, key));

@@ -21,9 +21,10 @@ use serde_json::{Value, json};
 use super::intake::UserIntake;
 use super::user::{User, UserId};
 use crate::http::auth::Caller;
+use crate::http::body::BodyLimits;
 use crate::http::idempotency_header::read_idempotency_key;
 use crate::http::problem::Problem;
-use crate::http::server::BodyLimits;
+use crate::http::strict_json;
 
 /// Maximum number of lines sent to the queue together.
 const GROUP_LINES_MAX: usize = 500;
@@ -45,7 +46,7 @@ pub(super) async fn enrol_many(
     if !["application/x-ndjson", "application/ndjson", "application/jsonl"].contains(&essence) {
         return Err(Problem::wrong_content_type_for("application/x-ndjson"));
     }
-    let limits = *request.extensions().get::<BodyLimits>().expect("the server sets the limits of every request");
+    let limits = BodyLimits::of(&request);
     let lines = Lines::new(request.into_body().into_data_stream(), limits.timeout);
     let answers =
         groups(lines).map(move |group| answer(Arc::clone(&intake), Arc::clone(&ids), group)).buffered(GROUPS_MAX);
@@ -174,8 +175,7 @@ async fn answer(intake: Arc<UserIntake>, ids: Arc<LineIds>, (first, lines): (usi
 }
 
 fn parse(line: &[u8], id: UserId) -> Result<User, Problem> {
-    let value: Value = serde_json::from_slice(line)
-        .map_err(|error| Problem::bad_request(format!("the line is not JSON: column {}", error.column())))?;
+    let value = strict_json::parse(line).map_err(|rule| Problem::bad_request(format!("the line {rule}")))?;
     User::from_request(&value, id).map_err(Problem::invalid)
 }
 

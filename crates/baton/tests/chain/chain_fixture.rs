@@ -18,7 +18,7 @@ use crate::relay_fixture;
 pub const SOON: Duration = Duration::from_secs(30);
 /// Deadline of a wait that includes restarts or outages.
 pub const LATER: Duration = Duration::from_secs(120);
-pub const API_KEY: &str = "test-key";
+pub const API_KEY: &str = "test-key-of-more-than-32-characters";
 pub const RELAYER_KEY: &str = "relayers-of-the-chain-tests-0123456789";
 const WEBHOOK_KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
 pub const RELAYERS: u16 = 3;

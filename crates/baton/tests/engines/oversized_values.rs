@@ -5,7 +5,7 @@ use harness::engine::TestEngine;
 use harness::relayer::sign_base64;
 use serde_json::json;
 
-use crate::relay_fixture::{RelaySetup, WEBHOOK_KEY};
+use crate::relay_fixture::{RelaySetup, TO, WEBHOOK_KEY};
 
 #[tokio::test]
 async fn a_hash_too_long_for_its_column_still_confirms_the_transaction() {
@@ -24,4 +24,20 @@ async fn a_hash_too_long_for_its_column_still_confirms_the_transaction() {
     let answer = request.header("x-signature", signature).body(body).send().await.unwrap();
     assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap());
     relay.until_status(&id, "confirmed").await;
+}
+
+/// It got 503 at every try: the body was allowed, but the message made of it is larger than SQS takes.
+#[tokio::test]
+async fn a_body_too_large_for_the_queue_is_refused_for_good() {
+    let relay = RelaySetup::relayers(1).engine(TestEngine::MySqlSqs).split().start().await;
+    let sized = |bytes: usize| json!({ "to": TO, "value": "1", "data": format!("0x{}", "ab".repeat(bytes / 2)) });
+    for bytes in [249 * 1024, 255 * 1024] {
+        let (status, problem) = relay.post(&sized(bytes)).await;
+        assert_eq!((status, &problem["code"]), (413, &json!("too-large")), "{problem}");
+    }
+    let (_, page) = relay.get("/api/v1/relay/transactions").await;
+    assert_eq!(page["transactions"], json!([]), "nothing is stored");
+    let (status, answer) = relay.post(&sized(240 * 1024)).await;
+    assert_eq!(status, 202, "{answer}");
+    relay.until_status(answer["transactionId"].as_str().unwrap(), "confirmed").await;
 }

@@ -129,10 +129,11 @@ async fn an_unsigned_truncated_or_unknown_webhook_changes_nothing() {
     let relay = RelaySetup::relayers(1).no_webhooks().start().await;
     let id = relay.send_serial(1).await;
     let row = relay.until_status(&id, "submitted").await;
+    let bad = format!("0x{}", "bad0".repeat(16));
     let tx_id = row["ozRelayerTxId"].as_str().unwrap();
     let body = |tx_id: &str| {
         json!({ "id": "n", "event": "transaction_update", "payload": { "payload_type": "transaction", "id": tx_id,
-            "status": "confirmed", "hash": "0xbad", "nonce": 1 }, "timestamp": "2026-11-15T18:31:07Z" })
+            "status": "confirmed", "hash": bad, "nonce": 1 }, "timestamp": "2026-11-15T18:31:07Z" })
         .to_string()
     };
     let send = async |header: Option<(&str, String)>, body: String| {
@@ -152,7 +153,44 @@ async fn an_unsigned_truncated_or_unknown_webhook_changes_nothing() {
     assert_eq!(send(Some(("x-signature", signed(&ours))), ours.clone()).await, 404);
     let unknown = body("11111111-2222-3333-4444-555555555555");
     assert_eq!(send(Some(("x-oz-signature", sign_hex(WEBHOOK_KEY, unknown.as_bytes()))), unknown).await, 404);
-    assert_ne!(relay.status(&id).await["hash"], "0xbad");
+    assert_ne!(relay.status(&id).await["hash"], bad.as_str());
     let (_, page) = relay.get("/api/v1/relay/transactions").await;
     assert_eq!(page["transactions"].as_array().unwrap().len(), 1, "no row is created");
+}
+
+/// A proxy in front may have checked the other one.
+#[tokio::test]
+async fn a_field_or_a_key_that_is_there_twice_is_refused() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let body = format!(r#"{{"to":"{TO}","value":"1","value":"2"}}"#);
+    let (status, problem, _) = post_raw(&relay, "application/json", body).await;
+    assert_eq!((status, &problem["code"]), (400, &json!("bad-request")), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains(r#"the field "value" twice"#), "{problem}");
+    let request = relay.request(reqwest::Method::POST, "/api/v1/relay/direct").json(&json!({ "to": TO }));
+    let answer = request.header("idempotency-key", "a").header("idempotency-key", "b").send().await.unwrap();
+    assert_eq!(answer.status(), 400);
+    assert_nothing_stored_or_sent(&relay).await;
+}
+
+/// It was 503, an outage, and one error in the log for each call.
+#[tokio::test]
+async fn gasless_calls_without_a_forwarder_are_not_an_outage() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let address = format!("/api/v1/relay/gasless/nonce/{TO}");
+    let (status, problem) = relay.get(&address).await;
+    assert_eq!((status, &problem["code"]), (404, &json!("gasless-off")), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("FORWARDER_ADDRESS"), "{problem}");
+    assert!(!relay.api.output().contains("request_failed"), "{}", relay.api.log_excerpt());
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_is_refused_although_an_empty_key_has_a_hash() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let mut env = relay.env.clone();
+    let nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    env.insert("RELAY_API_KEYS".to_owned(), format!("ci:{nothing}"));
+    env.insert("PORT".to_owned(), harness::ports::free_port().to_string());
+    let mut process = crate::relay_fixture::baton(["relay-api"], &env).start().unwrap();
+    let status = process.wait_exit(crate::relay_fixture::SOON).await.unwrap();
+    assert!(status.code() == Some(2) && process.output().contains("RELAY_API_KEYS"), "{}", process.output());
 }

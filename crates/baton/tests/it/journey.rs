@@ -180,14 +180,27 @@ async fn every_service_has_health_and_metrics() {
     let relay = RelaySetup::relayers(1).split().start().await;
     let id = relay.send_serial(1).await;
     relay.until_status(&id, "confirmed").await;
+    let admin = harness::admin_url(&relay.base);
     for path in ["/live", "/ready", "/health"] {
         let (status, body) = relay.get(path).await;
         assert_eq!(status, 200, "{path}: {body}");
+        let answer = relay.http.get(format!("{admin}{path}")).send().await.unwrap();
+        assert_eq!(answer.status(), 200, "{path}");
     }
+    assert_eq!(relay.get("/metrics").await.0, 404, "metrics are not for clients");
+    let (status, body) = relay.get("/api/v1/health").await;
+    assert_eq!((status, &body["service"]), (200, &json!("relay-api")), "{body}");
     assert_eq!(relay.metric("baton_accepted_total", "direct").await, 1.0);
     assert_eq!(relay.metric("baton_transactions_total", "confirmed").await, 1.0);
-    let text =
-        relay.http.get(format!("{}/metrics", relay.consumer_bases[0])).send().await.unwrap().text().await.unwrap();
+    let text = relay
+        .http
+        .get(format!("{}/metrics", harness::admin_url(&relay.consumer_bases[0])))
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
     for name in [
         "baton_submissions_total",
         "baton_submit_seconds",

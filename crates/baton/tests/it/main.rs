@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod absence;
+mod attacks;
 mod bad_input;
 mod commands;
 mod journey;

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 pub const SOON: Duration = Duration::from_secs(30);
 /// Deadline of a wait for thousands of transactions.
 pub const LATER: Duration = Duration::from_secs(120);
-pub const API_KEY: &str = "test-key";
+pub const API_KEY: &str = "test-key-of-more-than-32-characters";
 pub const WEBHOOK_KEY: &str = "whsec-0123456789abcdef0123456789abcdef";
 pub const TO: &str = "0x5FbDB2315678afecb367f032d93F642f64180aa3";
 
@@ -390,7 +390,7 @@ pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
 
 /// A metric of the process at `base`, summed over the series whose labels contain `label`.
 pub async fn metric(http: &reqwest::Client, base: &str, name: &str, label: &str) -> f64 {
-    let text = http.get(format!("{base}/metrics")).send().await.unwrap().text().await.unwrap();
+    let text = http.get(format!("{}/metrics", harness::admin_url(base))).send().await.unwrap().text().await.unwrap();
     let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }

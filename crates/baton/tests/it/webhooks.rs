@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use harness::relayer::{Faults, Outcome, Status, WebhookFaults, sign_base64};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, WEBHOOK_KEY};
+use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, SOON, WEBHOOK_KEY};
 
 fn rank(status: &str) -> u8 {
     match status {
@@ -242,4 +242,78 @@ async fn a_transaction_that_its_relayer_lost_is_shown_and_an_operator_resolves_i
     let (code, output) = relay.command(["tx", "resolve", &id, "--fail"]).await;
     assert_eq!(code, 0, "{output}");
     assert_eq!(relay.until_status(&id, "failed").await["error_message"], "given up by an operator");
+}
+
+/// A signed webhook about a transaction, as the relayer would send it with these changes; returns the answer's status.
+async fn send_webhook(relay: &RelayFixture, base: &str, tx_id: &str, key: &str, changes: &Value) -> u16 {
+    let record = relay.relayers.iter().find_map(|relayer| relayer.record(tx_id)).unwrap();
+    let mut payload = record.to_json();
+    payload["payload_type"] = json!("transaction");
+    for (name, value) in changes.as_object().unwrap() {
+        payload[name] = value.clone();
+    }
+    let body = json!({ "id": "n", "event": "transaction_update", "payload": payload }).to_string();
+    let request = relay.http.post(format!("{base}/api/v1/webhooks/oz-relayer"));
+    let request = request.header("x-signature", sign_base64(key, body.as_bytes())).timeout(SOON).body(body);
+    request.send().await.unwrap().status().as_u16()
+}
+
+/// 300 replays raised 300 alarms.
+#[tokio::test]
+async fn replays_of_a_second_hash_raise_one_alarm_and_another_hash_another() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let id = relay.send_serial(1).await;
+    let row = relay.until_status(&id, "confirmed").await;
+    let tx_id = row["ozRelayerTxId"].as_str().unwrap();
+    let second =
+        |digit: &str| json!({ "status": "confirmed", "hash": format!("0x{}", digit.repeat(64)), "nonce": 7777 });
+    let (first, other) = (second("a"), second("b"));
+    let replays = (0..50).map(|_| send_webhook(&relay, &relay.base, tx_id, WEBHOOK_KEY, &first));
+    assert!(futures::future::join_all(replays).await.iter().all(|status| *status == 200));
+    assert_eq!(relay.metric("baton_double_sends_total", "").await, 1.0);
+    send_webhook(&relay, &relay.base, tx_id, WEBHOOK_KEY, &other).await;
+    assert_eq!(relay.metric("baton_double_sends_total", "").await, 2.0);
+    let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+    assert_eq!(timeline.to_string().matches("\"double-send\"").count(), 2, "{timeline}");
+    let after = relay.status(&id).await;
+    assert_eq!((&after["status"], &after["hash"]), (&row["status"], &row["hash"]));
+}
+
+#[tokio::test]
+async fn text_that_is_no_hash_is_not_stored() {
+    let relay = RelaySetup::relayers(1).no_webhooks().start().await;
+    relay.relayers[0].change_faults(|faults| faults.jammed = true);
+    let id = relay.send_serial(1).await;
+    let row = relay.until_status(&id, "submitted").await;
+    let tx_id = row["ozRelayerTxId"].as_str().unwrap();
+    let changes = json!({ "status": "sent", "hash": "<img src=x onerror=alert(1)>", "nonce": 0 });
+    assert_eq!(send_webhook(&relay, &relay.base, tx_id, WEBHOOK_KEY, &changes).await, 200);
+    assert_eq!(relay.status(&id).await["hash"], Value::Null);
+    let (_, timeline) = relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+    assert!(
+        timeline.to_string().contains("the relayer says sent") && !timeline.to_string().contains("<img"),
+        "{timeline}"
+    );
+}
+
+#[tokio::test]
+async fn keys_are_rotated_with_overlap_and_a_relayers_own_key_is_for_its_transactions_only() {
+    let relay = RelaySetup::relayers(2).no_webhooks().env("RECONCILE_SUBMITTED_MS", "600000").start().await;
+    let urls: Vec<_> = relay.relayers.iter().map(|relayer| relayer.url()).collect();
+    let keys = ["one", "two", "old", "gone"].map(|name| format!("{name}-0123456789abcdef0123456789abcdef"));
+    let mut env = relay.env.clone();
+    let list = format!("{}={},{}={},{}", urls[0], keys[0], urls[1], keys[1], keys[2]);
+    env.insert("WEBHOOK_SIGNING_KEY".to_owned(), list);
+    let port = harness::ports::free_port();
+    let base = format!("http://127.0.0.1:{port}");
+    let mut api = crate::relay_fixture::baton(["relay-api"], &env).env("PORT", port.to_string()).start().unwrap();
+    api.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+    let id = relay.send_serial(1).await;
+    let row = relay.until_status(&id, "submitted").await;
+    let tx_id = row["ozRelayerTxId"].as_str().unwrap();
+    let own = urls.iter().position(|url| row["ozRelayerUrl"] == url.as_str()).unwrap();
+    let sent = json!({ "status": "sent" });
+    let with = async |key: &str| send_webhook(&relay, &base, tx_id, key, &sent).await;
+    assert_eq!((with(&keys[own]).await, with(&keys[2]).await), (200, 200));
+    assert_eq!((with(&keys[1 - own]).await, with(&keys[3]).await), (401, 401));
 }

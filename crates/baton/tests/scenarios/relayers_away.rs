@@ -78,8 +78,15 @@ async fn until_all(relay: &RelayFixture, state: &str) {
         relay.until_relayer(index, state).await;
     }
     eventually(SOON, "the consumer to stop receiving", || async {
-        let text =
-            relay.http.get(format!("{}/metrics", relay.consumer_bases[0])).send().await.ok()?.text().await.ok()?;
+        let text = relay
+            .http
+            .get(format!("{}/metrics", harness::admin_url(&relay.consumer_bases[0])))
+            .send()
+            .await
+            .ok()?
+            .text()
+            .await
+            .ok()?;
         text.lines().any(|line| line == "baton_consumer_receiving 0").then_some(())
     })
     .await;

@@ -42,7 +42,6 @@ async fn read_all(relay: &RelayFixture, base: &str, known: &str) {
         "/live".to_owned(),
         "/ready".to_owned(),
         "/health".to_owned(),
-        "/metrics".to_owned(),
         "/api/v1/relay/transactions".to_owned(),
         format!("/api/v1/relay/status/{known}"),
         format!("/api/v1/relay/status/{unknown}"),
@@ -55,6 +54,8 @@ async fn read_all(relay: &RelayFixture, base: &str, known: &str) {
         assert!(matches!(status, Ok(200 | 404 | 503 | 504)), "{base}{path}: {status:?}");
     });
     futures::future::join_all(reads).await;
+    let metrics = relay.http.get(format!("{}/metrics", harness::admin_url(base))).timeout(crate::relay_fixture::SOON);
+    assert_eq!(metrics.send().await.unwrap().status(), 200);
 }
 
 #[tokio::test]

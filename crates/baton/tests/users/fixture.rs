@@ -17,7 +17,7 @@ use uuid::Uuid;
 pub const SOON: Duration = Duration::from_secs(60);
 /// Deadline of a wait for thousands of users.
 pub const LATER: Duration = Duration::from_secs(240);
-pub const API_KEY: &str = "test-key";
+pub const API_KEY: &str = "test-key-of-more-than-32-characters";
 
 /// The servers that a fixture runs on.
 #[derive(Clone)]
@@ -203,7 +203,8 @@ impl UsersFixture {
 
     /// A value in the metrics of a service, summed over the lines that contain `label`.
     pub async fn metric(&self, base: &str, name: &str, label: &str) -> f64 {
-        let text = self.http.get(format!("{base}/metrics")).send().await.unwrap().text().await.unwrap();
+        let text =
+            self.http.get(format!("{}/metrics", harness::admin_url(base))).send().await.unwrap().text().await.unwrap();
         let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }

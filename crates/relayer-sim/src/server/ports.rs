@@ -1,7 +1,8 @@
 //! Ports that a server can leave and take again.
 //!
 //! The kernel hands out ports from 32768 upwards to outgoing connections, so a server that stops and starts again on
-//! such a port may find it taken. These are below, and a lock file per port keeps parallel test processes apart.
+//! such a port may find it taken. These are below, and a lock file per port keeps parallel test processes apart. The port
+//! [`SECOND_LISTENER`] above each is left free: a program may listen there for its probes.
 
 use std::{
     fs::File,
@@ -15,7 +16,10 @@ use rand::RngExt;
 use tokio::net::{TcpListener, TcpSocket};
 
 const LOWEST: u16 = 11_000;
-const HIGHEST: u16 = 32_000;
+const HIGHEST: u16 = 31_700;
+
+/// The distance from a port given out to one that is not.
+pub const SECOND_LISTENER: u16 = 1000;
 
 /// Held until the process ends, so that a port is given out only once, whether or not it is in use.
 static RESERVED: Mutex<Vec<File>> = Mutex::new(Vec::new());
@@ -27,8 +31,13 @@ static RESERVED: Mutex<Vec<File>> = Mutex::new(Vec::new());
 pub fn free_port() -> u16 {
     // A random start, so that parallel tests do not all try the same ports first.
     let first = rand::rng().random_range(LOWEST..HIGHEST);
-    let found = (first..HIGHEST).chain(LOWEST..first).find(|port| reserve(*port));
+    let found = (first..HIGHEST).chain(LOWEST..first).find(|port| has_second(*port) && reserve(*port));
     found.unwrap_or_else(|| panic!("no free port between {LOWEST} and {HIGHEST}"))
+}
+
+/// Whether the port above it is left free: every second thousand is given out.
+fn has_second(port: u16) -> bool {
+    (port / SECOND_LISTENER) % 2 == 1 && is_free(port + SECOND_LISTENER)
 }
 
 /// Reserves a port for this process; `false` if it is in use or reserved.

@@ -40,9 +40,10 @@ async fn direct(
     State(state): State<Arc<AcceptApi>>,
     Extension(Caller(caller)): Extension<Caller>,
     headers: HeaderMap,
-    JsonBody(body): JsonBody,
+    JsonBody(body, _memory): JsonBody,
 ) -> Result<Response, Problem> {
     let request = DirectRequest::parse(&body).map_err(Problem::invalid)?;
+    drop(body);
     let key = read_idempotency_key(&headers)?;
     let deadline = state.intake.deadline();
     let accepted = state.intake.accept(Request::Direct(&request), &caller, key, deadline).await;
@@ -53,11 +54,12 @@ async fn gasless(
     State(state): State<Arc<AcceptApi>>,
     Extension(Caller(caller)): Extension<Caller>,
     headers: HeaderMap,
-    JsonBody(body): JsonBody,
+    JsonBody(body, _memory): JsonBody,
 ) -> Result<Response, Problem> {
     let gasless = state.gasless.as_ref().ok_or_else(Problem::gasless_off)?;
     let request = GaslessRequest::parse(&body).map_err(Problem::invalid)?;
     gasless.within_policy(&request)?;
+    drop(body);
     let key = read_idempotency_key(&headers)?;
     let deadline = state.intake.deadline();
     let forward = Arc::new(gasless.signed(request, deadline).await?);
@@ -103,6 +105,7 @@ fn refusal(failure: &TransactionIntakeError) -> Problem {
         TransactionIntakeError::Unavailable(cause) => Problem::unavailable(NEVER, cause),
         TransactionIntakeError::NotQueued(cause) => Problem::unavailable(NEVER, cause),
         TransactionIntakeError::NonceTaken(_) => Problem::unavailable(NEVER, failure),
+        TransactionIntakeError::TooLarge { size, max } => Problem::too_large_for_queue(*size, *max),
         TransactionIntakeError::OutcomeUnknown(id) => Problem::outcome_unknown(&id.to_string()),
     }
 }

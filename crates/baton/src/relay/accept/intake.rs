@@ -82,6 +82,14 @@ pub enum TransactionIntakeError {
     /// This transaction has the signer's nonce; nothing was stored.
     #[error("transaction {0} has the signer's nonce")]
     NonceTaken(TransactionId),
+    /// Its message is larger than the queue accepts; nothing was stored.
+    #[error("the message has {size} bytes; the queue accepts {max}")]
+    TooLarge {
+        /// Bytes of the message.
+        size: usize,
+        /// Bytes that the queue accepts.
+        max: usize,
+    },
     /// It may have been stored; a status request for this id tells.
     #[error("it is not known whether transaction {0} was accepted")]
     OutcomeUnknown(TransactionId),
@@ -144,6 +152,10 @@ impl TransactionIntake {
             let receipt = AcceptReceipt { id, status: row.status, created_at: row.created_at };
             let key = idempotency_key.map(|key| IdempotencyKey { key: key.to_owned(), body_sha256: request.sha256() });
             let message = self.guarded.message(&row);
+            let (size, max) = (message.body.len(), self.guarded.queue.capabilities().body_bytes_max);
+            if size > max {
+                return Err(TransactionIntakeError::TooLarge { size, max });
+            }
             let accepted = match &self.mode {
                 AcceptMode::OneCommit(store, queue) => {
                     let stored =

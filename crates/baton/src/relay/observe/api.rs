@@ -6,9 +6,10 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::{Json, Router, routing};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use crate::http::problem::{FieldProblem, Problem};
+use crate::http::problem::{FieldProblem, PROBLEMS_MAX, Problem};
 use crate::relay::observe::status::{Found, StatusLookup};
 use crate::relay::state::transaction::{Kind, RelayerUrl, Status, TransactionId};
 use crate::relay::store::{Filter, StoreError};
@@ -22,7 +23,13 @@ pub struct ReadApi {
     pub lookup: StatusLookup,
     /// The transactions.
     pub guarded: Arc<GuardedStore>,
+    /// Lists that are being read. The others wait here and not in front of the store, where probes and accepts would wait
+    /// behind them.
+    pub lists: Semaphore,
 }
+
+/// Lists that are read at once: fewer than the embedded store has readers.
+pub const LISTS_MAX: usize = 3;
 
 /// The routes; they need an API key in front.
 pub fn routes(state: ReadApi) -> Router {
@@ -61,6 +68,7 @@ const LIST_DEFAULT: usize = 50;
 
 async fn list(State(state): State<Arc<ReadApi>>, RawQuery(query): RawQuery) -> Result<Json<Value>, Problem> {
     let ListQuery { filter, before, limit } = ListQuery::parse(query.as_deref().unwrap_or_default())?;
+    let _turn = state.lists.acquire().await;
     let mut rows = state.guarded.store.list(&filter, before, limit + 1).await.map_err(store_problem)?;
     let more = rows.len() > limit;
     rows.truncate(limit);
@@ -80,13 +88,16 @@ impl ListQuery {
     fn parse(query: &str) -> Result<Self, Problem> {
         let mut read = Self { filter: Filter::default(), before: None, limit: LIST_DEFAULT };
         let mut problems = Vec::new();
-        let pairs = reqwest::Url::parse(&format!("http://query/?{query}"))
-            .map(|url| url.query_pairs().into_owned().collect::<Vec<_>>())
-            .unwrap_or_default();
-        for (name, value) in pairs {
-            let rule = read.set(&name, &value);
-            if let Err(message) = rule {
-                problems.push(FieldProblem { field: name, message });
+        let url = reqwest::Url::parse(&format!("http://query/?{query}"));
+        for (name, value) in url.iter().flat_map(reqwest::Url::query_pairs) {
+            let Err(message) = read.set(&name, &value) else { continue };
+            let problem = FieldProblem { field: name.into_owned(), message };
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+            // More would not be shown.
+            if problems.len() > PROBLEMS_MAX {
+                break;
             }
         }
         if problems.is_empty() { Ok(read) } else { Err(Problem::invalid(problems)) }
@@ -156,5 +167,15 @@ mod tests {
         let problem = ListQuery::parse("status=done&limit=0&colour=red&cursor=x&from=now").unwrap_err();
         let fields: Vec<_> = problem.errors.iter().map(|found| found.field.as_str()).collect();
         assert_eq!(fields, ["status", "limit", "colour", "cursor", "from"]);
+    }
+
+    /// 64 KB of `a&` were answered with 9.7 MB.
+    #[test]
+    fn a_parameter_named_many_times_is_one_problem() {
+        assert_eq!(ListQuery::parse(&"a&".repeat(32_000)).unwrap_err().errors.len(), 1);
+        let many: String = (0..10_000).map(|number| format!("p{number}&")).collect();
+        let problem = ListQuery::parse(&many).unwrap_err();
+        assert_eq!(problem.errors.len(), PROBLEMS_MAX);
+        assert!(problem.to_json(None).to_string().len() < 8 * 1024);
     }
 }

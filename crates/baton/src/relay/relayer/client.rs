@@ -156,8 +156,7 @@ impl RelayerClient {
     /// A client for `url` over any transport.
     pub fn over(transport: Arc<dyn Transport>, url: &Url) -> Self {
         let (base, wanted_id) = split_url(url);
-        let name = RelayerUrl(url.as_str().trim_end_matches('/').to_owned());
-        Self { url: name, base, wanted_id, transport, target: RwLock::new(None) }
+        Self { url: RelayerUrl::of(url), base, wanted_id, transport, target: RwLock::new(None) }
     }
 
     /// The configured URL, which names the relayer.

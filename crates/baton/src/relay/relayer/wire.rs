@@ -153,7 +153,7 @@ pub fn write_send(call: &Call, dialect: Dialect) -> Value {
 
 /// The longest id that is taken for one.
 const TX_ID_LENGTH_MAX: usize = 512;
-/// A hash or an address is shorter; what is longer is cut, so that every store can keep it and it still is there.
+/// An address is shorter; what is longer is cut, so that every store can keep it and it still is there.
 const NAME_LENGTH_MAX: usize = 255;
 
 /// Reads a record: the answer to a send or a get, one entry of a list, or a webhook's payload.
@@ -167,7 +167,7 @@ pub fn read_record(body: &Value) -> Option<Report> {
         tx_id: RelayerTxId(tx_id),
         status: read_reported_status(&status),
         reason: text(object, &["status_reason", "statusReason", "error"]),
-        hash: name("hash"),
+        hash: text(object, &["hash"]).filter(|hash| is_hash(hash)),
         // Cut, not left out: what has no nonce counts as never signed.
         nonce: number(object, &["nonce"]).map(|nonce| nonce.min(NUMBER_MAX)),
         from: name("from"),
@@ -180,6 +180,12 @@ pub fn read_record(body: &Value) -> Option<Report> {
         block_number: number(object, &["block_number", "blockNumber"]).filter(|block| *block <= NUMBER_MAX),
         raw: Value::Object(object.clone()),
     })
+}
+
+/// Whether it is a transaction's hash: 32 bytes. The text is stored and shown, so nothing else is taken for one.
+fn is_hash(text: &str) -> bool {
+    let digits = text.strip_prefix("0x").unwrap_or_default();
+    digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn read_reported_status(name: &str) -> ReportedStatus {
@@ -378,7 +384,7 @@ mod tests {
     fn the_real_webhook_is_read_by_its_payload() {
         let body = parse(
             r#"{"id":"1501abdc","event":"transaction_update","payload":{"payload_type":"transaction",
-            "id":"75a98651","hash":"0xcf00","status":"confirmed","status_reason":null,
+            "id":"75a98651","hash":"0xcf00b729e903ea467fde35c0fdd3ad0edaf4794918256e49148be454ae9a89c1","status":"confirmed","status_reason":null,
             "created_at":"2026-11-15T18:30:57.458707822+00:00","confirmed_at":"2026-11-15T18:31:07.224789542+00:00",
             "gas_limit":21000,"nonce":0,"value":"0x38d7ea4c68000","from":"0xf39f","to":"0x90F7","data":"0x"},
             "timestamp":"2026-11-15T18:31:07.224853264+00:00"}"#,
@@ -391,10 +397,11 @@ mod tests {
 
     #[test]
     fn the_documents_webhook_is_read() {
-        let body = json!({ "transactionId": "oz-123", "hash": "0xabc", "status": "confirmed", "to": "0x1",
+        let hash = format!("0x{}", "aB".repeat(32));
+        let body = json!({ "transactionId": "oz-123", "hash": hash, "status": "confirmed", "to": "0x1",
             "createdAt": "2026-01-08T10:00:00Z", "confirmedAt": "2026-01-08T10:01:00Z" });
         let Some(Webhook::Transaction(report)) = read_webhook(&body) else { panic!() };
-        assert_eq!((report.tx_id.0.as_str(), report.hash.as_deref()), ("oz-123", Some("0xabc")));
+        assert_eq!((report.tx_id.0.as_str(), report.hash), ("oz-123", Some(hash)));
         assert_eq!(report.value, None);
     }
 
@@ -403,7 +410,6 @@ mod tests {
     fn what_no_store_could_keep_is_cut_or_not_read() {
         let long = "a".repeat(100_000);
         let report = read_record(&json!({ "id": "x", "status": "confirmed", "hash": long, "from": long })).unwrap();
-        assert_eq!(report.hash.map(|hash| hash.len()), Some(NAME_LENGTH_MAX));
         assert_eq!(report.from.map(|from| from.len()), Some(NAME_LENGTH_MAX));
         assert_eq!(read_record(&json!({ "id": long, "status": "confirmed" })), None);
         let in_block = |block: u64| json!({ "id": "x", "status": "confirmed", "block_number": block });
@@ -411,6 +417,29 @@ mod tests {
         let nonce = read_record(&json!({ "id": "x", "status": "failed", "nonce": u64::MAX })).unwrap().nonce;
         assert_eq!(nonce, Some(NUMBER_MAX), "it was signed");
         assert_eq!((read(12), read(NUMBER_MAX), read(u64::MAX)), (Some(12), Some(NUMBER_MAX), None));
+    }
+
+    /// A webhook's `<img …>` was stored as the hash and shown to every reader.
+    #[test]
+    fn a_hash_is_32_bytes_and_a_malformed_one_still_means_that_it_was_signed() {
+        let report = |hash: Value| read_record(&json!({ "id": "x", "status": "failed", "hash": hash, "nonce": null }));
+        let (short, letters) = ("ab".repeat(31), "zz".repeat(32));
+        for bad in [
+            "<img src=x onerror=alert(1)>",
+            "0x",
+            "0x1",
+            &"ab".repeat(32),
+            &format!("0x{short}"),
+            &format!("0x{letters}"),
+        ] {
+            let report = report(json!(bad)).unwrap();
+            assert_eq!(report.hash, None, "{bad}");
+            assert!(report.hash_is_malformed() && !report.never_signed(), "{bad}");
+        }
+        let good = report(json!(format!("0x{}", "ab".repeat(32)))).unwrap();
+        assert!(good.hash.is_some() && !good.hash_is_malformed());
+        let none = report(Value::Null).unwrap();
+        assert!(none.never_signed() && !none.hash_is_malformed());
     }
 
     #[test]

@@ -217,6 +217,7 @@ impl Transaction {
         let binding = self.binding.as_ref();
         report.nonce.is_some()
             || report.hash.is_some()
+            || report.hash_is_malformed()
             || self.hash.is_some()
             || binding.is_some_and(|binding| binding.nonce.is_some() || binding.progress > Progress::Pending)
     }
@@ -460,7 +461,12 @@ impl Report {
 
     /// Whether the record states that it has neither nonce nor hash. A dialect without nonces states nothing.
     pub fn never_signed(&self) -> bool {
-        self.raw.get("nonce").is_some_and(Value::is_null) && self.hash.is_none()
+        self.raw.get("nonce").is_some_and(Value::is_null) && self.hash.is_none() && !self.hash_is_malformed()
+    }
+
+    /// Whether the record has a hash that is none. It is not stored, but the relayer says that it signed something.
+    pub fn hash_is_malformed(&self) -> bool {
+        self.hash.is_none() && self.raw.get("hash").is_some_and(|hash| !hash.is_null() && hash != "")
     }
 
     /// Whether the relayer failed it before signing, so that it cannot reach the chain.

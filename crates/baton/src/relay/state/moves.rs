@@ -467,6 +467,13 @@ impl Transaction {
         self.claim.as_ref().filter(ours).ok_or(Refused::NotOurClaim)
     }
 
+    /// Adds a step to the timeline and changes nothing else.
+    pub fn noted(&self, step: Step, now: Timestamp) -> Moved {
+        let mut next = self.next(now);
+        next.updated_at = self.updated_at;
+        Moved { transaction: next, steps: vec![step] }
+    }
+
     /// The same row, one version higher.
     pub(super) fn next(&self, now: Timestamp) -> Self {
         let mut next = self.clone();

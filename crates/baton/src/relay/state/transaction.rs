@@ -43,6 +43,13 @@ impl fmt::Display for RelayerTxId {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RelayerUrl(pub String);
 
+impl RelayerUrl {
+    /// The relayer with this configured URL.
+    pub fn of(url: &reqwest::Url) -> Self {
+        Self(url.as_str().trim_end_matches('/').to_owned())
+    }
+}
+
 impl fmt::Display for RelayerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -226,9 +226,19 @@ impl GuardedStore {
                     return Ok(Applied::Ignored);
                 }
                 Verdict::DoubleSend(step) => {
+                    // One alarm for each second hash: a relayer repeats its webhooks, and a recorded one can be replayed.
+                    let known = self.store.timeline(id).await?;
+                    if known.iter().any(|entry| entry.action == step.action && entry.detail == step.detail) {
+                        counter!("baton_reports_ignored_total", "source" => source).increment(1);
+                        return Ok(Applied::Ignored);
+                    }
+                    // Saved with the row's version, so that of two that arrive together one starts over and finds it.
+                    let detail = step.detail.clone();
+                    if self.save(&row, &row.noted(step, now)).await? == Saved::Stale {
+                        continue;
+                    }
                     counter!("baton_double_sends_total").increment(1);
-                    error!(transactionId = %id, action = "double_send", "{}", step.detail);
-                    self.store.note(id, &step, now).await?;
+                    error!(transactionId = %id, action = "double_send", "{detail}");
                     return Ok(Applied::Ignored);
                 }
                 Verdict::Move(moved) => (moved, None),

@@ -167,9 +167,9 @@ async fn a_chain_or_forwarder_other_than_configured_is_named_in_the_answer() {
 async fn without_a_forwarder_the_answer_names_the_variables_to_set() {
     let relay = RelaySetup::relayers(1).start().await;
     let (code, answer) = post(&relay, &json!({}), None).await;
-    assert_eq!((code, &answer["code"]), (503, &json!("gasless-off")));
+    assert_eq!((code, &answer["code"]), (404, &json!("gasless-off")));
     for name in ["FORWARDER_ADDRESS", "RPC_URL", "CHAIN_ID"] {
         assert!(answer["detail"].as_str().unwrap().contains(name), "{answer}");
     }
-    assert_eq!(relay.get("/api/v1/relay/gasless/nonce/0x5FbDB2315678afecb367f032d93F642f64180aa3").await.0, 503);
+    assert_eq!(relay.get("/api/v1/relay/gasless/nonce/0x5FbDB2315678afecb367f032d93F642f64180aa3").await.0, 404);
 }
