@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod commands;
+mod data_directory;
 mod journey;
 mod layers;
 mod legacy_bugs;

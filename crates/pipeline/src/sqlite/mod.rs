@@ -6,17 +6,18 @@
 //! wait for a commit. Several processes may share the file.
 
 mod clock;
+mod files;
 mod signal;
 mod writer;
 
 use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::lock::lock;
@@ -67,6 +68,7 @@ pub struct Database {
 
 struct DatabaseState {
     path: PathBuf,
+    files: Arc<files::OpenFiles>,
     clock: Clock,
     jobs: mpsc::Sender<Box<dyn Job>>,
     readers: Arc<Semaphore>,
@@ -78,14 +80,16 @@ struct DatabaseState {
 impl Database {
     /// Opens the file, creating it and its directory when missing.
     pub fn open(path: &Path) -> Result<Database, DatabaseError> {
-        check_directory(path)?;
+        files::prepare(path)?;
         let connection = connect(path, ConnectionRole::Writer)?;
         let clock = set_clock(&connection)?;
+        let files = Arc::new(files::OpenFiles::of(path)?);
         let (jobs, waiting_jobs) = mpsc::channel(JOBS_WAITING_MAX);
         let signals = signal::Signals::new(path.to_owned());
         let counts = Arc::new(WriterCounts::default());
         let writer = Writer {
             path: path.to_owned(),
+            files: files.clone(),
             connection,
             jobs: waiting_jobs,
             signals: signals.clone(),
@@ -100,6 +104,7 @@ impl Database {
         Ok(Database {
             state: Arc::new(DatabaseState {
                 path: path.to_owned(),
+                files,
                 clock,
                 jobs,
                 readers: Arc::new(Semaphore::new(READERS_MAX)),
@@ -181,6 +186,7 @@ impl Database {
         let state = self.state.clone();
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
+            state.files.check()?;
             let idle = lock(&state.idle_readers).pop();
             let connection = match idle {
                 Some(connection) => connection,
@@ -263,6 +269,12 @@ pub enum DatabaseError {
         #[source]
         source: std::io::Error,
     },
+    /// The file was deleted, moved or replaced while it was open. What is written to it ends with the process.
+    #[error("the database file {} was deleted or replaced; restart on a good data directory", path.display())]
+    Gone {
+        /// The database file.
+        path: PathBuf,
+    },
     /// The commit failed in a way that may have left it on disk: after a crash it may or may not be there.
     #[error("the commit failed half-way; its outcome is unknown")]
     OutcomeUnknown(#[source] Box<dyn Error + Send + Sync>),
@@ -278,7 +290,7 @@ impl DatabaseError {
     /// Whether the same job may succeed later.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Full | Self::Busy | Self::Io { .. } | Self::OutcomeUnknown(_) => true,
+            Self::Full | Self::Busy | Self::Io { .. } | Self::Gone { .. } | Self::OutcomeUnknown(_) => true,
             Self::Closed | Self::Panicked(_) => false,
             Self::Sqlite(error) => matches!(
                 error.sqlite_error_code(),
@@ -305,7 +317,9 @@ enum ConnectionRole {
 }
 
 fn connect(path: &Path, role: ConnectionRole) -> Result<Connection, DatabaseError> {
-    let connection = Connection::open(path)?;
+    // The file is there; creating another in its place would hide that it was deleted.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_handler(Some(|tries| {
         std::thread::sleep(BUSY_PAUSE);
         u128::from(tries.unsigned_abs()) * BUSY_PAUSE.as_millis() < BUSY_TIMEOUT.as_millis()
@@ -347,23 +361,6 @@ fn write_ahead(connection: &Connection) -> Result<(), DatabaseError> {
         }
     }
     Err(DatabaseError::Busy)
-}
-
-/// Creates the directory and checks that files can be created in it. SQLite reports only "unable to open database file"
-/// when it cannot create its log there; this returns the operating system's error.
-fn check_directory(path: &Path) -> Result<(), DatabaseError> {
-    static PROBES: AtomicU64 = AtomicU64::new(0);
-    let fail = |source| DatabaseError::Io { path: path.to_owned(), source };
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    std::fs::create_dir_all(directory).map_err(fail)?;
-    let number = PROBES.fetch_add(1, Ordering::Relaxed);
-    let probe = directory.join(format!(".writable-{}-{number}", std::process::id()));
-    std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe)).map_err(fail)?;
-    std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-    Ok(())
 }
 
 fn writer_stopped() -> DatabaseError {

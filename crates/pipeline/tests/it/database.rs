@@ -413,6 +413,37 @@ async fn a_full_disk_fails_the_group_and_answers_every_job() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_longer_in_its_place_is_refused_until_it_is_back() {
+    let (db, dir) = with_numbers().await;
+    insert(&db, 1).await.unwrap();
+    for name in ["test.db", "test.db-wal"] {
+        let (place, elsewhere) = (dir.path().join(name), dir.path().join("elsewhere"));
+        std::fs::rename(&place, &elsewhere).unwrap();
+        for replaced in [false, true] {
+            if replaced {
+                std::fs::copy(&elsewhere, &place).unwrap();
+            }
+            let written = insert(&db, 2).await;
+            assert!(matches!(written, Err(DatabaseError::Gone { .. })), "{name}: {written:?}");
+            let read = db.read(|conn| conn.query_row("SELECT 1", [], |_| Ok(()))).await;
+            assert!(matches!(read, Err(DatabaseError::Gone { .. })), "{name}: {read:?}");
+        }
+        std::fs::rename(&elsewhere, &place).unwrap();
+        insert(&db, 3).await.unwrap();
+        db.write(|conn| conn.execute("DELETE FROM numbers WHERE n = 3", [])).await.unwrap();
+    }
+    assert_eq!(numbers(&db).await, [1]);
+}
+
+#[tokio::test]
+async fn a_file_that_is_deleted_during_a_commit_leaves_its_outcome_unknown() {
+    let (db, dir) = with_numbers().await;
+    let file = dir.path().join("test.db");
+    let answer = db.write(move |_| Ok(std::fs::remove_file(file).unwrap())).await;
+    assert!(matches!(answer, Err(DatabaseError::OutcomeUnknown(_))), "{answer:?}");
+}
+
+#[tokio::test]
 async fn a_lock_of_another_process_is_waited_for_up_to_the_busy_timeout() {
     let (db, _dir) = with_numbers().await;
     let other = rusqlite::Connection::open(db.path()).unwrap();

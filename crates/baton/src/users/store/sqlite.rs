@@ -170,7 +170,7 @@ fn store_error(error: DatabaseError) -> UserStoreError {
     let kind = match &error {
         DatabaseError::Full => UserStoreErrorKind::DiskFull,
         DatabaseError::Busy => UserStoreErrorKind::Timeout,
-        DatabaseError::Closed | DatabaseError::Io { .. } => UserStoreErrorKind::Down,
+        DatabaseError::Closed | DatabaseError::Io { .. } | DatabaseError::Gone { .. } => UserStoreErrorKind::Down,
         DatabaseError::Sqlite(cause) if cause.sqlite_error_code() == Some(ErrorCode::ReadOnly) => {
             UserStoreErrorKind::ReadOnly
         }
