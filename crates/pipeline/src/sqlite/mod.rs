@@ -13,12 +13,12 @@ mod writer;
 use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::lock::lock;
 use crate::panic_text::panic_text;
@@ -75,18 +75,34 @@ struct DatabaseState {
     idle_readers: Mutex<Vec<Connection>>,
     signals: Arc<signal::Signals>,
     counts: Arc<WriterCounts>,
+    /// The writer stops after the jobs that wait.
+    closing: Arc<AtomicBool>,
+    /// Its sender is dropped with the writer's connection.
+    writer_stops: watch::Receiver<()>,
 }
 
 impl Database {
-    /// Opens the file, creating it and its directory when missing.
+    /// Opens the file, creating it and its directory when missing, both for the owner alone.
     pub fn open(path: &Path) -> Result<Database, DatabaseError> {
         files::prepare(path)?;
+        Self::open_file(path)
+    }
+
+    /// Opens the file if it is there; creates neither it nor its directory.
+    pub fn open_existing(path: &Path) -> Result<Database, DatabaseError> {
+        files::find(path)?;
+        Self::open_file(path)
+    }
+
+    fn open_file(path: &Path) -> Result<Database, DatabaseError> {
         let connection = connect(path, ConnectionRole::Writer)?;
         let clock = set_clock(&connection)?;
         let files = Arc::new(files::OpenFiles::of(path)?);
         let (jobs, waiting_jobs) = mpsc::channel(JOBS_WAITING_MAX);
         let signals = signal::Signals::new(path.to_owned());
         let counts = Arc::new(WriterCounts::default());
+        let closing = Arc::new(AtomicBool::new(false));
+        let (stopped, writer_stops) = watch::channel(());
         let writer = Writer {
             path: path.to_owned(),
             files: files.clone(),
@@ -96,6 +112,8 @@ impl Database {
             counts: counts.clone(),
             clock,
             recorded_ms: 0,
+            closing: closing.clone(),
+            _stopped: stopped,
         };
         std::thread::Builder::new()
             .name("sqlite-writer".into())
@@ -111,6 +129,8 @@ impl Database {
                 idle_readers: Mutex::new(Vec::new()),
                 signals,
                 counts,
+                closing,
+                writer_stops,
             }),
         })
     }
@@ -203,6 +223,33 @@ impl Database {
             Ok(panic) => Err(DatabaseError::Panicked(panic_text(&*panic))),
             Err(_) => Err(DatabaseError::Closed),
         })
+    }
+
+    /// Finishes the reads and writes in hand and closes the file for all clones; later jobs get [`DatabaseError::Closed`].
+    ///
+    /// If no other process has the file open, its write-ahead log is copied into it and removed, so that it can be copied
+    /// alone. Dropping the handles does the same some time later, if the process lives on.
+    pub async fn close(&self) {
+        let state = &self.state;
+        if state.readers.acquire_many(READERS_MAX as u32).await.is_ok() {
+            state.readers.close();
+        }
+        lock(&state.idle_readers).clear();
+        let signals = state.signals.clone();
+        // Ends early only with the runtime.
+        tokio::task::spawn_blocking(move || signals.stop_and_wait()).await.ok();
+        state.closing.store(true, Ordering::Release);
+        // Wakes the writer. If it has stopped, there is nothing to wake.
+        let wake = WriteJob::new(RollbackScope::Job, |_: &Connection| Ok(()), Reply::Discard);
+        state.jobs.send(Box::new(wake)).await.ok();
+        let mut stops = state.writer_stops.clone();
+        while stops.changed().await.is_ok() {}
+    }
+
+    /// Succeeds if the file can be written now: it is in its place, no other process locks it, and its disk has room.
+    pub async fn check_writable(&self) -> Result<(), DatabaseError> {
+        self.write(|_| Ok(())).await?;
+        files::check_space(&self.state.path)
     }
 
     /// Jobs that wait for the writer.

@@ -8,10 +8,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rusqlite::{Connection, ErrorCode};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::clock::{Clock, RECORD_EVERY_MS};
 use super::files::{OpenFiles, log_path};
@@ -147,10 +147,14 @@ pub(super) struct Writer {
     pub(super) clock: Clock,
     /// When the clock was last recorded; 0 before the first time.
     pub(super) recorded_ms: i64,
+    /// Stop after the jobs that wait.
+    pub(super) closing: Arc<AtomicBool>,
+    /// Dropped after the connection: tells that the file is closed.
+    pub(super) _stopped: watch::Sender<()>,
 }
 
 impl Writer {
-    /// Runs until every [`Database`](super::Database) handle is dropped and every job is answered.
+    /// Runs until [`Database::close`](super::Database::close), or until every handle is dropped, and every job is answered.
     pub(super) fn run(mut self) {
         while let Some(first) = self.jobs.blocking_recv() {
             let (group, outcome) = self.commit_group(first);
@@ -165,6 +169,9 @@ impl Writer {
                 self.recover();
             }
             self.limit_wal_size();
+            if self.closing.load(Ordering::Acquire) {
+                self.jobs.close();
+            }
         }
     }
 
@@ -201,8 +208,8 @@ impl Writer {
         }
         let outcome = execute(&self.connection, "COMMIT").map_err(commit_failed);
         // Deleted or moved during the commit: the next process may not find what it wrote.
-        let outcome = outcome
-            .and_then(|()| self.files.check().map_err(|gone| DatabaseError::OutcomeUnknown(gone.into())));
+        let outcome =
+            outcome.and_then(|()| self.files.check().map_err(|gone| DatabaseError::OutcomeUnknown(gone.into())));
         if outcome.is_ok() {
             // Not before: while the disk is full, each commit tries again, so that a job that writes nothing fails too.
             if record {
