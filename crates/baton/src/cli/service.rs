@@ -63,13 +63,13 @@ impl Lanes {
         tokio::join!(relay, users);
     }
 
-    /// Closes the queues, so that acknowledgements still in transit are not lost with the connection.
+    /// Closes the queues, so that acknowledgements still in transit are not lost with the connection, and the files.
     async fn close(&self) {
         if let Some(lane) = &self.relay {
-            lane.guarded.queue.close().await;
+            lane.close().await;
         }
         if let Some(lane) = &self.users {
-            lane.queue.close().await;
+            lane.close().await;
         }
     }
 

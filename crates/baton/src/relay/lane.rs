@@ -55,8 +55,16 @@ const MEASURE_EVERY: Duration = Duration::from_secs(5);
 impl RelayLane {
     /// Opens the lane's store and queue; nothing runs yet.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
+        Self::on(RelayEngine::open(config).await?, config)
+    }
+
+    /// [`RelayLane::open`] for a command, which creates and migrates nothing.
+    pub async fn open_existing(config: &Config) -> anyhow::Result<Self> {
+        Self::on(RelayEngine::open_existing(config).await?, config)
+    }
+
+    fn on(engine: RelayEngine, config: &Config) -> anyhow::Result<Self> {
         let relay = config.relay.clone();
-        let engine = RelayEngine::open(config).await?;
         let clock = engine.clock();
         let guarded = Arc::new(GuardedStore {
             store: engine.store(),
@@ -86,6 +94,12 @@ impl RelayLane {
         let pool = Pool::new(clients, settings, Arc::clone(&guarded.store), clock);
         let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
         Ok(Self { guarded, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
+    }
+
+    /// Closes the queue and the file, if there is one. Nothing may run any more.
+    pub async fn close(&self) {
+        self.guarded.queue.close().await;
+        self.engine.close().await;
     }
 
     /// The routes that need an API key.

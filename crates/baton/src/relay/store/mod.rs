@@ -301,6 +301,14 @@ pub enum StoreError {
         /// The version needed.
         needed: usize,
     },
+    /// The schema is newer than this program, which could misread it.
+    #[error("the database's schema is at version {found} and this program knows {known}: run a newer version of baton")]
+    TooNew {
+        /// The version found.
+        found: usize,
+        /// The last version that this program knows.
+        known: usize,
+    },
     /// A row cannot be read back.
     #[error("row {id} of {table} has an unreadable {column}")]
     Corrupt {
