@@ -1,7 +1,9 @@
 //! The HTTP server's settings and the API keys.
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -20,6 +22,23 @@ pub struct HttpConfig {
     pub body_bytes_max: usize,
     /// `REQUEST_TIMEOUT_MS`: maximum duration of one request, from its first byte to the answer.
     pub request_timeout: Duration,
+}
+
+/// An address to listen on, given as such or as a name of this machine.
+struct Host(IpAddr);
+
+impl FromStr for Host {
+    type Err = io::Error;
+
+    fn from_str(text: &str) -> Result<Self, io::Error> {
+        if let Ok(address) = text.parse() {
+            return Ok(Self(address));
+        }
+        let found: Vec<IpAddr> = (text, 0).to_socket_addrs()?.map(|address| address.ip()).collect();
+        // Most names have an IPv4 address, and clients try it too.
+        let chosen = found.iter().find(|address| address.is_ipv4()).or(found.first());
+        chosen.copied().map(Self).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
 }
 
 /// A named API key. Only its hash is kept.
@@ -45,7 +64,7 @@ impl Vars<'_> {
             None => service.port(),
         };
         HttpConfig {
-            listen: SocketAddr::new(self.parsed("HOST"), port),
+            listen: SocketAddr::new(self.parsed::<Host>("HOST").0, port),
             api_keys: self.api_keys(service.has_api()),
             body_bytes_max: BODY_BYTES_MAX,
             request_timeout: self.millis("REQUEST_TIMEOUT_MS"),
