@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::config::{Config, Service};
 use crate::http::health::{HealthCheck, HealthState};
-use crate::http::{auth, health, server};
+use crate::http::{auth, health, host, server};
 use crate::relay::health::RelayHealth;
 use crate::users::health::UsersHealth;
 use crate::{relay, telemetry, users};
@@ -144,6 +144,10 @@ fn routes(config: &Config, service: Service, lanes: &Lanes, metrics: PrometheusH
             api = api.merge(webhooks);
         }
         routes = routes.merge(api);
+    }
+    if !config.http.hosts.is_empty() {
+        let hosts: Arc<[String]> = config.http.hosts.clone().into();
+        routes = routes.layer(middleware::from_fn_with_state(hosts, host::require_host));
     }
     server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout)
 }

@@ -22,6 +22,8 @@ pub struct HttpConfig {
     pub body_bytes_max: usize,
     /// `REQUEST_TIMEOUT_MS`: maximum duration of one request, from its first byte to the answer.
     pub request_timeout: Duration,
+    /// The names for which requests are answered, in lower case; empty: any. Only `dev` has some.
+    pub hosts: Vec<String>,
 }
 
 /// An address to listen on, given as such or as a name of this machine.
@@ -68,6 +70,7 @@ impl Vars<'_> {
             api_keys: self.api_keys(service.has_api()),
             body_bytes_max: BODY_BYTES_MAX,
             request_timeout: self.millis("REQUEST_TIMEOUT_MS"),
+            hosts: Vec::new(),
         }
     }
 

@@ -4,6 +4,7 @@
 pub mod auth;
 pub mod body;
 pub mod health;
+pub mod host;
 pub mod idempotency_header;
 pub mod outgoing;
 pub mod problem;

@@ -5,6 +5,7 @@
 mod bad_input;
 mod commands;
 mod data_directory;
+mod dev;
 mod journey;
 mod layers;
 mod legacy_bugs;
