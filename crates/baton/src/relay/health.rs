@@ -78,6 +78,9 @@ fn relayer_part(relayer: &RelayerView) -> Value {
         "inFlight": relayer.load,
         "inFlightMax": relayer.cap,
     });
+    if let Some(trouble) = &relayer.trouble {
+        part["reason"] = json!(trouble);
+    }
     if let Some(cause) = relayer.jam {
         part["reason"] = json!(cause.to_string());
         if let Some(missing) = cause.missing_nonce() {

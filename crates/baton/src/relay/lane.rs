@@ -55,7 +55,17 @@ const MEASURE_EVERY: Duration = Duration::from_secs(5);
 impl RelayLane {
     /// Opens the lane's store and queue; nothing runs yet.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
-        Self::on(RelayEngine::open(config).await?, config)
+        let lane = Self::on(RelayEngine::open(config).await?, config)?;
+        let engines = &config.engine;
+        let store = match &engines.database_url {
+            Some(url) => format!("MySQL, {}", url.address()),
+            None => format!("embedded (SQLite), {}", lane.engine.describe_store()),
+        };
+        let queue = engines.relay_queue.describe();
+        let cache =
+            engines.redis_url.as_ref().map_or("in process".to_owned(), |url| format!("Redis, {}", url.address()));
+        info!(action = "engines", lane = "relay", store, queue, cache, "the relay lane's engines are open");
+        Ok(lane)
     }
 
     /// [`RelayLane::open`] for a command, which creates and migrates nothing.
@@ -267,6 +277,8 @@ impl RelayLane {
                 gauge!("baton_claims_outcome_unknown").set(counts.claims_outcome_unknown as f64);
                 gauge!("baton_transactions_forgotten").set(counts.forgotten as f64);
             }
+            // Logs an outage, once; without it a process that reads nothing from Redis would not notice.
+            self.guarded.cache.ping().await;
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,

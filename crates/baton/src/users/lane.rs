@@ -38,7 +38,20 @@ const RECEIVE_MAX: usize = 1000;
 impl UsersLane {
     /// Opens the lane's store and queue; nothing runs yet.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
-        Ok(Self::on(UsersEngine::open(config).await?, config))
+        let lane = Self::on(UsersEngine::open(config).await?, config);
+        let users = &config.users;
+        let store = match &users.database_url {
+            Some(url) => format!("PostgreSQL, {}", url.address()),
+            None => format!("embedded (SQLite), {}", lane.engine.described),
+        };
+        info!(
+            action = "engines",
+            lane = "users",
+            store,
+            queue = users.queue.describe(),
+            "the users lane's engines are open"
+        );
+        Ok(lane)
     }
 
     /// [`UsersLane::open`] for a command, which creates and migrates nothing.

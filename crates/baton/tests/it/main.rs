@@ -10,6 +10,7 @@ mod journey;
 mod layers;
 mod legacy_bugs;
 mod load;
+mod observability;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
 mod relay_fixture;
 mod routing;
