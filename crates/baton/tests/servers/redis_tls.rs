@@ -48,7 +48,7 @@ async fn redis_behind_tls_is_used_if_its_authority_is_trusted() {
     authority(files, "theirs");
     let port = free_port();
     let file = |name: &str| files.join(name).display().to_string();
-    let redis = Program::new("redis-server".into()).args([
+    let redis = Program::new("redis-server").args([
         "--port".to_owned(),
         "0".to_owned(),
         "--tls-port".to_owned(),

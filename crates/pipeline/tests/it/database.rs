@@ -439,7 +439,11 @@ async fn a_file_that_is_no_longer_in_its_place_is_refused_until_it_is_back() {
 async fn a_file_that_is_deleted_during_a_commit_leaves_its_outcome_unknown() {
     let (db, dir) = with_numbers().await;
     let file = dir.path().join("test.db");
-    let answer = db.write(move |_| Ok(std::fs::remove_file(file).unwrap())).await;
+    let delete = move |_: &rusqlite::Connection| {
+        std::fs::remove_file(file).unwrap();
+        Ok(())
+    };
+    let answer = db.write(delete).await;
     assert!(matches!(answer, Err(DatabaseError::OutcomeUnknown(_))), "{answer:?}");
 }
 
