@@ -20,7 +20,8 @@ pub fn start_logs(config: &LogConfig) -> anyhow::Result<()> {
     let filter: Targets = format!("{}{quiet}", config.level)
         .parse()
         .map_err(|error| anyhow::anyhow!("LOG_LEVEL {} cannot be parsed: {error}", config.level))?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // A line that cannot be written is lost; reporting that on the same stream panics.
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let started = if config.json {
         let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
         tracing_subscriber::registry().with(filter).with(lines).try_init()

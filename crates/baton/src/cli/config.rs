@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Subcommand;
 
+use super::output;
 use crate::config::render;
 
 /// The files that the table of variables feeds.
@@ -24,7 +25,7 @@ pub enum ConfigCommand {
 /// Writes one of them.
 pub fn run(command: ConfigCommand) -> anyhow::Result<ExitCode> {
     match command {
-        ConfigCommand::EnvExample => print!("{}", render::env_example()),
+        ConfigCommand::EnvExample => output::print(format_args!("{}", render::env_example()))?,
         ConfigCommand::Docs { page } => {
             let shown = page.display();
             let current = std::fs::read_to_string(&page).with_context(|| format!("cannot read {shown}"))?;

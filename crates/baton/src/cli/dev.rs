@@ -1,7 +1,9 @@
 //! `dev`: everything in one process on the embedded engine, with three development relayers. They touch no chain, or sign
 //! for the one behind `--rpc`.
 
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -12,8 +14,10 @@ use clap::Args;
 use relayer_sim::dev::{ChainOptions, DevRelayer, DevRelayerOptions, Key};
 use reqwest::Url;
 use sha2::{Digest, Sha256};
+use tracing::warn;
 
 use super::lanes::Lanes;
+use super::output::{self, OutputError, say};
 use super::service::{Listeners, run_parts};
 use crate::config::{Config, Service};
 use crate::telemetry;
@@ -29,10 +33,22 @@ pub struct DevArgs {
     data_dir: PathBuf,
     /// First port of the development relayers (they take three in a row)
     // Fixed, because Baton identifies a relayer by its URL: claims of the last run must find it again.
-    #[arg(long, value_name = "PORT", default_value_t = 3081)]
+    #[arg(long, value_name = "PORT", default_value_t = 3081, value_parser = first_port())]
     relayer_port: u16,
+    /// Use the databases, queues and cache that the environment names (DATABASE_URL and others)
+    #[arg(long)]
+    external: bool,
+    /// Also answer requests for this host name; others than localhost are refused
+    // A web page can point a name of its own at 127.0.0.1 and call the API from the user's browser, with the known key.
+    #[arg(long = "host", value_name = "NAME")]
+    hosts: Vec<String>,
     #[command(flatten)]
     chain: ChainArgs,
+}
+
+/// A port with two more above it.
+fn first_port() -> clap::builder::RangedI64ValueParser<u16> {
+    clap::value_parser!(u16).range(1..=i64::from(u16::MAX - RELAYERS + 1))
 }
 
 /// The chain for which development relayers sign, if any.
@@ -82,7 +98,7 @@ const WELL_KNOWN_KEYS: [&str; 3] = [
 #[derive(Args)]
 pub struct RelayerArgs {
     /// First port (they take three in a row)
-    #[arg(long, default_value_t = 3081)]
+    #[arg(long, default_value_t = 3081, value_parser = first_port())]
     port: u16,
     /// Where to send webhooks
     #[arg(long, value_name = "URL")]
@@ -151,6 +167,36 @@ const RELAYERS: u16 = 3;
 /// Time between two statuses of a transaction at a development relayer.
 const STEP: Duration = Duration::from_millis(300);
 
+/// The variables that choose an engine other than the embedded one.
+const ENGINES: [&str; 9] = [
+    "DATABASE_URL",
+    "REDIS_URL",
+    "RELAY_QUEUE",
+    "SQS_QUEUE_URL",
+    "RABBITMQ_URL",
+    "USERS_DATABASE_URL",
+    "USERS_QUEUE",
+    "USERS_SQS_QUEUE_URL",
+    "SQS_ENDPOINT_URL",
+];
+
+/// Marks the data directory as used by a `dev`, and warns if another has it. Two would take each other's work, for relayers
+/// that only one of them has.
+fn lock_directory(data_dir: &Path) -> anyhow::Result<File> {
+    let fail = || format!("cannot use the data directory {}", data_dir.display());
+    DirBuilder::new().recursive(true).mode(0o700).create(data_dir).with_context(fail)?;
+    let mut options = OpenOptions::new();
+    let file = options.create(true).append(true).mode(0o600).open(data_dir.join("dev.lock")).with_context(fail)?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        let directory = data_dir.display();
+        warn!(
+            action = "directory_shared",
+            "another `baton dev` uses {directory}: they take each other's transactions; choose another --data-dir"
+        );
+    }
+    Ok(file)
+}
+
 /// Runs `dev`.
 pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     let mut config = config(&args, "http://127.0.0.1:1")?;
@@ -162,6 +208,15 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     // The relayers start first, because their URLs are part of the configuration, and stop last, so that the consumer
     // can finish its work.
     telemetry::start_logs(&config.log)?;
+    let _lock = lock_directory(&args.data_dir)?;
+    if !args.external {
+        for name in ENGINES.iter().filter(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty())) {
+            warn!(
+                action = "variable_ignored",
+                "{name} is set and not used: `dev` is embedded unless you add --external"
+            );
+        }
+    }
     let relayers = {
         let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
         let webhook_url = format!("http://{address}/api/v1/webhooks/oz-relayer");
@@ -180,18 +235,19 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
     config.relay.relayers = self::config(&args, &urls)?.relay.relayers;
 
     let lanes = Lanes::open(&config, Service::Serve).await?;
-    greet(&args, &config, address, &relayers);
+    // The service does not depend on a reader of its greeting.
+    greet(&args, &config, address, &relayers).ok();
     let code = run_parts(&config, Service::Serve, &lanes, listeners, metrics, shutdown).await;
     for relayer in relayers {
         relayer.stop().await;
     }
-    println!("Stopped. Everything is kept in {}.", args.data_dir.display());
+    output::print(format_args!("Stopped. Everything is kept in {}.\n", args.data_dir.display())).ok();
     code
 }
 
 /// The environment applies here too, with defaults that suit one machine.
 fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
-    let fixed = [
+    let mut fixed = vec![
         ("BATON_DATA_DIR", args.data_dir.display().to_string()),
         ("PORT", args.port.to_string()),
         ("HOST", "127.0.0.1".to_owned()),
@@ -199,6 +255,9 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
         ("OZ_RELAYER_API_KEY", RELAYER_KEY.to_owned()),
         ("WEBHOOK_SIGNING_KEY", WEBHOOK_KEY.to_owned()),
     ];
+    if !args.external {
+        fixed.extend(ENGINES.map(|name| (name, String::new())));
+    }
     let rpc = args.chain.rpc.as_ref().map(Url::as_str);
     let mut defaults = vec![
         ("RELAY_API_KEY", API_KEY),
@@ -210,7 +269,10 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
     ];
     // The relayers and the checks before submission use the same chain.
     defaults.extend(rpc.map(|rpc| ("RPC_URL", rpc)));
-    Ok(Config::from_env_between(Service::Serve, &fixed, &defaults)?)
+    let mut config = Config::from_env_between(Service::Serve, &fixed, &defaults)?;
+    let local = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
+    config.http.hosts = local.into_iter().chain(args.hosts.iter().map(|host| host.to_lowercase())).collect();
+    Ok(config)
 }
 
 async fn start_relayers(plan: RelayerPlan<'_>) -> anyhow::Result<Vec<DevRelayer>> {
@@ -236,46 +298,47 @@ async fn start_relayers(plan: RelayerPlan<'_>) -> anyhow::Result<Vec<DevRelayer>
     Ok(relayers)
 }
 
-fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelayer]) {
-    println!("Baton (development) listens on http://{api}; data in {}", args.data_dir.display());
+fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelayer]) -> Result<(), OutputError> {
+    say!("Baton (development) listens on http://{api}; data in {}", args.data_dir.display());
     for (index, relayer) in relayers.iter().enumerate() {
         let what = match relayer.address() {
             Some(address) => format!("signs as {address}"),
             None => "touches no chain".to_owned(),
         };
-        println!("  development relayer {} on {} ({what})", index + 1, relayer.url());
+        say!("  development relayer {} on {} ({what})", index + 1, relayer.url());
     }
     if let Some(rpc) = &args.chain.rpc {
         // Only the host: some providers put a key into the user or the path.
-        println!("  on the chain behind {}", rpc.host_str().unwrap_or("--rpc"));
+        say!("  on the chain behind {}", rpc.host_str().unwrap_or("--rpc"));
     }
     // A key from the environment is not printed.
     let own: [u8; 32] = Sha256::digest(API_KEY).into();
     let ours = config.http.api_keys.iter().any(|key| key.sha256 == own);
     let key = if ours { API_KEY } else { "$RELAY_API_KEY" };
-    println!();
-    println!("Send a transaction:");
-    println!();
-    println!("  curl -s http://{api}/api/v1/relay/direct \\");
-    println!("    -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
+    say!();
+    say!("Send a transaction:");
+    say!();
+    say!("  curl -s http://{api}/api/v1/relay/direct \\");
+    say!("    -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
     // On a chain the relayers pay, so little, and to an account: the other address is the first contract on many chains.
     let (to, value) = match args.chain.rpc {
         Some(_) => ("0x70997970C51812dc3A010C7d01b50e0d17dc79C8", "1000"),
         None => ("0x5FbDB2315678afecb367f032d93F642f64180aa3", "1000000000000000001"),
     };
-    println!("    -d '{{\"to\":\"{to}\",\"value\":\"{value}\",\"speed\":\"fast\"}}'");
-    println!();
-    println!("Follow it with the transactionId of the answer:");
-    println!();
-    println!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H \"X-API-Key: {key}\"");
-    println!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H \"X-API-Key: {key}\"");
-    println!();
-    println!("Enrol a user:");
-    println!();
-    println!("  curl -s http://{api}/api/v1/users -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
-    println!("    -d '{{\"name\":\"John Silva\",\"email\":\"john@email.com\"}}'");
-    println!("  curl -s http://{api}/api/v1/users/USER_ID -H \"X-API-Key: {key}\"");
-    println!();
-    println!("Transactions: http://{api}/api/v1/relay/transactions    Health: http://{api}/health    Ctrl-C stops.");
-    println!();
+    say!("    -d '{{\"to\":\"{to}\",\"value\":\"{value}\",\"speed\":\"fast\"}}'");
+    say!();
+    say!("Follow it with the transactionId of the answer:");
+    say!();
+    say!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H \"X-API-Key: {key}\"");
+    say!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H \"X-API-Key: {key}\"");
+    say!();
+    say!("Enrol a user:");
+    say!();
+    say!("  curl -s http://{api}/api/v1/users -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
+    say!("    -d '{{\"name\":\"John Silva\",\"email\":\"john@email.com\"}}'");
+    say!("  curl -s http://{api}/api/v1/users/USER_ID -H \"X-API-Key: {key}\"");
+    say!();
+    say!("Transactions: http://{api}/api/v1/relay/transactions    Health: http://{api}/health    Ctrl-C stops.");
+    say!();
+    Ok(())
 }

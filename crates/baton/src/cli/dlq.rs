@@ -3,10 +3,12 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::output::{OutputError, complain, say};
 use crate::config::Config;
 use crate::dead_letters::{self, DeadLetterEntry, DeadLetterLane, DeadLetterPlace, Replayed, Selection};
 use crate::relay::lane::RelayLane;
@@ -95,23 +97,38 @@ impl Which {
 
 /// Runs one command on one lane.
 pub async fn run(config: &Config, lane: LaneName, command: DlqCommand) -> anyhow::Result<ExitCode> {
-    let lane: Box<dyn DeadLetterLane> = match lane {
-        LaneName::Relay => Box::new(RelayDeadLetters { guarded: RelayLane::open(config).await?.guarded }),
-        LaneName::Users => {
-            let UsersLane { store, queue, .. } = UsersLane::open(config).await?;
-            Box::new(UsersDeadLetters { store, queue })
+    match lane {
+        LaneName::Relay => {
+            let lane = RelayLane::open_existing(config).await?;
+            let done = run_on(&RelayDeadLetters { guarded: Arc::clone(&lane.guarded) }, command).await;
+            lane.close().await;
+            done
         }
-    };
+        LaneName::Users => {
+            let lane = UsersLane::open_existing(config).await?;
+            let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
+            let done = run_on(&UsersDeadLetters { store, queue }, command).await;
+            lane.close().await;
+            done
+        }
+    }
+}
+
+async fn run_on(lane: &dyn DeadLetterLane, command: DlqCommand) -> anyhow::Result<ExitCode> {
     match command {
-        DlqCommand::List { which } => list(&*lane, &which.selection()).await,
-        DlqCommand::Show { id } => show(&*lane, id).await,
+        DlqCommand::List { which } => list(lane, &which.selection()).await,
+        DlqCommand::Show { id } => show(lane, id).await,
         DlqCommand::Replay { which, all, dry_run, rate } => {
-            let entries = dead_letters::select(&*lane, &which.limited_or(all)?).await?;
-            if dry_run { Ok(would(&*lane, "replay", &entries)) } else { replay(&*lane, &entries, rate).await }
+            let selection = which.limited_or(all)?;
+            let entries = dead_letters::select(lane, &selection).await?;
+            let code = if dry_run { would(lane, "replay", &entries)? } else { replay(lane, &entries, rate).await? };
+            all_found(lane, &selection, &entries).map(|()| code)
         }
         DlqCommand::Drop { which, all, dry_run } => {
-            let entries = dead_letters::select(&*lane, &which.limited_or(all)?).await?;
-            if dry_run { Ok(would(&*lane, "drop", &entries)) } else { discard(&*lane, &entries).await }
+            let selection = which.limited_or(all)?;
+            let entries = dead_letters::select(lane, &selection).await?;
+            let code = if dry_run { would(lane, "drop", &entries)? } else { discard(lane, &entries).await? };
+            all_found(lane, &selection, &entries).map(|()| code)
         }
     }
 }
@@ -119,9 +136,9 @@ pub async fn run(config: &Config, lane: LaneName, command: DlqCommand) -> anyhow
 async fn list(lane: &dyn DeadLetterLane, selection: &Selection) -> anyhow::Result<ExitCode> {
     let entries = dead_letters::select(lane, selection).await?;
     for entry in &entries {
-        println!("{}", line(lane, entry));
+        say!("{}", line(lane, entry));
     }
-    println!("{}", count(entries.len()));
+    say!("{}", count(entries.len()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -130,9 +147,28 @@ async fn show(lane: &dyn DeadLetterLane, id: String) -> anyhow::Result<ExitCode>
     let entries = dead_letters::select(lane, &selection).await?;
     anyhow::ensure!(!entries.is_empty(), "there is no dead letter {id}; `baton dlq list` shows them (see --lane)");
     for entry in &entries {
-        print_whole(lane, entry);
+        print_whole(lane, entry)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// An error that names the ids without a dead letter; the others have been dealt with. A limit leaves the rest open.
+fn all_found(lane: &dyn DeadLetterLane, selection: &Selection, entries: &[DeadLetterEntry]) -> anyhow::Result<()> {
+    if selection.max.is_some_and(|max| entries.len() >= max) {
+        return Ok(());
+    }
+    let is_of = |id: &String, entry: &DeadLetterEntry| {
+        *id == entry.message_id.0 || Some(id) == lane.subject_id(&entry.body).as_ref()
+    };
+    let missing: Vec<_> =
+        selection.ids.iter().filter(|id| !entries.iter().any(|entry| is_of(id, entry))).map(String::as_str).collect();
+    let with_reason = if selection.reason.is_some() { " with this reason" } else { "" };
+    anyhow::ensure!(
+        missing.is_empty(),
+        "there is no dead letter {}{with_reason}; `baton dlq list` shows them (see --lane)",
+        missing.join(", ")
+    );
+    Ok(())
 }
 
 /// Replays in chunks, with a pause after each if there is a rate.
@@ -146,7 +182,7 @@ async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry], rate: Op
                 Replayed::Leftover => leftover += 1,
                 Replayed::Refused(why) => {
                     refused += 1;
-                    eprintln!("not replayed: {}: {why}", entry.message_id);
+                    complain(format_args!("not replayed: {}: {why}", entry.message_id));
                 }
             }
         }
@@ -157,9 +193,9 @@ async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry], rate: Op
         }
     }
     if leftover > 0 {
-        println!("{leftover} had been replayed before; their leftover copies were dropped");
+        say!("{leftover} had been replayed before; their leftover copies were dropped");
     }
-    println!("{queued} replayed, {refused} not");
+    say!("{queued} replayed, {refused} not");
     Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -170,7 +206,7 @@ async fn discard(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry]) -> anyh
         done += chunk.len();
         progress(done, entries.len());
     }
-    println!("{} dropped", entries.len());
+    say!("{} dropped", entries.len());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -184,12 +220,12 @@ fn pause(chunk: usize, rate: u32) -> Duration {
     Duration::from_secs(chunk as u64) / rate
 }
 
-fn would(lane: &dyn DeadLetterLane, what: &str, entries: &[DeadLetterEntry]) -> ExitCode {
+fn would(lane: &dyn DeadLetterLane, what: &str, entries: &[DeadLetterEntry]) -> Result<ExitCode, OutputError> {
     for entry in entries {
-        println!("would {what} {}", line(lane, entry));
+        say!("would {what} {}", line(lane, entry));
     }
-    println!("{}", count(entries.len()));
-    ExitCode::SUCCESS
+    say!("{}", count(entries.len()));
+    Ok(ExitCode::SUCCESS)
 }
 
 fn count(entries: usize) -> String {
@@ -207,24 +243,25 @@ fn line(lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) -> String {
     format!("{}  {} {id}{place}  {}", Timestamp::from(entry.since), lane.subject(), entry.reason)
 }
 
-fn print_whole(lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) {
-    println!("message      {}", entry.message_id);
+fn print_whole(lane: &dyn DeadLetterLane, entry: &DeadLetterEntry) -> Result<(), OutputError> {
+    say!("message      {}", entry.message_id);
     if let Some(id) = lane.subject_id(&entry.body) {
-        println!("{:<11}  {id}", lane.subject());
+        say!("{:<11}  {id}", lane.subject());
     }
-    println!("reason       {}", entry.reason);
+    say!("reason       {}", entry.reason);
     if let Some(delivery) = &entry.delivery {
-        println!("sent         {}", Timestamp::from(delivery.sent_at));
+        say!("sent         {}", Timestamp::from(delivery.sent_at));
     }
     let moved = if entry.place == DeadLetterPlace::Queue { "buried" } else { "quarantined" };
-    println!("{moved:<11}  {}", Timestamp::from(entry.since));
+    say!("{moved:<11}  {}", Timestamp::from(entry.since));
     if let Some(delivery) = &entry.delivery {
-        println!("receives     {}", delivery.receives);
+        say!("receives     {}", delivery.receives);
         for (name, value) in &delivery.attributes {
-            println!("attribute    {name}={value}");
+            say!("attribute    {name}={value}");
         }
     }
-    println!("body         {}", String::from_utf8_lossy(&entry.body));
+    say!("body         {}", String::from_utf8_lossy(&entry.body));
+    Ok(())
 }
 
 /// A line that counts up in place, on a terminal only.

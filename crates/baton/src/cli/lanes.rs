@@ -60,11 +60,13 @@ impl Lanes {
     ) -> anyhow::Result<()> {
         let relay = async {
             let Some(slot) = &self.relay else { return Ok(()) };
-            slot.keep_opening(&servers::relay_servers(config), || RelayLane::open(config), shutdown, &opened).await
+            slot.keep_opening(&servers::relay_servers(config), || Box::pin(RelayLane::open(config)), shutdown, &opened)
+                .await
         };
         let users = async {
             let Some(slot) = &self.users else { return Ok(()) };
-            slot.keep_opening(&servers::users_servers(config), || UsersLane::open(config), shutdown, &opened).await
+            slot.keep_opening(&servers::users_servers(config), || Box::pin(UsersLane::open(config)), shutdown, &opened)
+                .await
         };
         tokio::try_join!(relay, users).map(|_| ())
     }
@@ -99,13 +101,13 @@ impl Lanes {
         tokio::join!(relay, users);
     }
 
-    /// Closes the queues, so that acknowledgements still in transit are not lost with the connection.
+    /// Closes the queues, so that acknowledgements still in transit are not lost with the connection, and the files.
     pub async fn close(&self) {
         if let Some(lane) = self.relay.as_ref().and_then(|slot| slot.lane.get()) {
-            lane.guarded.queue.close().await;
+            lane.close().await;
         }
         if let Some(lane) = self.users.as_ref().and_then(|slot| slot.lane.get()) {
-            lane.queue.close().await;
+            lane.close().await;
         }
     }
 

@@ -5,6 +5,7 @@ mod dev;
 mod dlq;
 mod lanes;
 mod migrate;
+mod output;
 mod service;
 mod tx;
 
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
+use self::output::{OutputError, complain};
 use crate::config::{Config, ConfigError, Service, render};
 
 /// Accepts transactions and users over HTTP, answers at once, and executes each one once
@@ -65,37 +67,41 @@ enum Command {
     Config(config::ConfigCommand),
 }
 
-/// Runs the process. Exit codes: 0 success, 1 failure, 2 wrong arguments or configuration.
+/// Exit code of a command whose reader went away: that of a process that SIGPIPE ended.
+const READER_GONE: u8 = 141;
+
+/// Runs the process. Exit codes: 0 success, 1 failure, 2 wrong arguments or configuration, 141 the reader of the output went
+/// away.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     if rustls::crypto::ring::default_provider().install_default().is_err() {
-        eprintln!("baton: another TLS provider is already installed");
+        complain(format_args!("baton: another TLS provider is already installed"));
         return ExitCode::FAILURE;
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("baton: the runtime cannot start: {error}");
+            complain(format_args!("baton: the runtime cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let result = runtime.block_on(run(cli.command));
-    match result {
-        Ok(code) => code,
-        Err(error) => match error.downcast_ref::<ConfigError>() {
-            Some(ConfigError(problems)) => {
-                eprintln!("baton: the configuration has problems:");
-                for line in problems {
-                    eprintln!("  {line}");
-                }
-                ExitCode::from(2)
-            }
-            None => {
-                eprintln!("baton: {error:#}");
-                ExitCode::FAILURE
-            }
-        },
+    let error = match result {
+        Ok(code) => return code,
+        Err(error) => error,
+    };
+    if let Some(ConfigError(problems)) = error.downcast_ref() {
+        complain(format_args!("baton: the configuration has problems:"));
+        for line in problems {
+            complain(format_args!("  {line}"));
+        }
+        return ExitCode::from(2);
     }
+    if error.downcast_ref::<OutputError>().is_some_and(OutputError::is_closed) {
+        return ExitCode::from(READER_GONE);
+    }
+    complain(format_args!("baton: {error:#}"));
+    ExitCode::FAILURE
 }
 
 async fn run(command: Command) -> anyhow::Result<ExitCode> {

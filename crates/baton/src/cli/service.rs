@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::lanes::Lanes;
 use crate::config::{Config, HttpConfig, Service};
 use crate::http::health::HealthState;
-use crate::http::{auth, connections, descriptors, health, server};
+use crate::http::{auth, connections, descriptors, health, host, server};
 use crate::telemetry;
 
 /// Runs a service until a signal stops it.
@@ -128,6 +128,10 @@ fn routes(config: &Config, service: Service, lanes: &Lanes, health: HealthState)
         let keys = Arc::new(config.http.api_keys.clone());
         let (keyed, open) = lanes.api_routes();
         routes = routes.merge(keyed.layer(middleware::from_fn_with_state(keys, auth::require_key))).merge(open);
+    }
+    if !config.http.hosts.is_empty() {
+        let hosts: Arc<[String]> = config.http.hosts.clone().into();
+        routes = routes.layer(middleware::from_fn_with_state(hosts, host::require_host));
     }
     routes
 }

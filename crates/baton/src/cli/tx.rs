@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use uuid::Uuid;
 
+use super::output::say;
 use crate::config::Config;
 use crate::relay::lane::RelayLane;
 use crate::relay::state::transaction::{Transaction, TransactionId};
@@ -51,18 +52,24 @@ pub enum TxCommand {
 
 /// Runs a command.
 pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode> {
-    let guarded = RelayLane::open(config).await?.guarded;
+    let lane = RelayLane::open_existing(config).await?;
+    let done = run_on(&lane.guarded, command).await;
+    lane.close().await;
+    done
+}
+
+async fn run_on(guarded: &GuardedStore, command: TxCommand) -> anyhow::Result<ExitCode> {
     match command {
         TxCommand::Show { id, json } => {
-            let row = find(&guarded, id).await?;
+            let row = find(guarded, id).await?;
             if json {
-                println!("{:#}", view::show(&row));
+                say!("{:#}", view::show(&row));
             } else {
-                show(&guarded, &row).await?;
+                show(guarded, &row).await?;
             }
             Ok(ExitCode::SUCCESS)
         }
-        TxCommand::Watch { id, timeout } => watch(&guarded, id, Duration::from_secs(timeout)).await,
+        TxCommand::Watch { id, timeout } => watch(guarded, id, Duration::from_secs(timeout)).await,
         TxCommand::Unknown => {
             let filter = Filter { outcome_unknown: true, ..Filter::default() };
             let mut before = None;
@@ -70,7 +77,7 @@ pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode
             loop {
                 let rows = guarded.store.list(&filter, before, 200).await?;
                 for row in &rows {
-                    println!("{}  {}  {}", row.id, row.status, describe_unknown_outcome(row));
+                    say!("{}  {}  {}", row.id, row.status, describe_unknown_outcome(row));
                 }
                 count += rows.len();
                 match rows.last() {
@@ -78,10 +85,10 @@ pub async fn run(config: &Config, command: TxCommand) -> anyhow::Result<ExitCode
                     None => break,
                 }
             }
-            println!("{count} with unknown outcome");
+            say!("{count} with unknown outcome");
             Ok(ExitCode::SUCCESS)
         }
-        TxCommand::Resolve { id, resend, .. } => resolve(&guarded, id, resend).await,
+        TxCommand::Resolve { id, resend, .. } => resolve(guarded, id, resend).await,
     }
 }
 
@@ -91,32 +98,32 @@ async fn find(guarded: &GuardedStore, id: Uuid) -> anyhow::Result<Transaction> {
 }
 
 async fn show(guarded: &GuardedStore, row: &Transaction) -> anyhow::Result<()> {
-    println!("transaction  {}", row.id);
-    println!("status       {}{}", row.status, if row.outcome_unknown() { " (outcome unknown)" } else { "" });
-    println!("to           {}", row.call.to.to_checksum(None));
-    println!("value        {} wei", row.call.value);
+    say!("transaction  {}", row.id);
+    say!("status       {}{}", row.status, if row.outcome_unknown() { " (outcome unknown)" } else { "" });
+    say!("to           {}", row.call.to.to_checksum(None));
+    say!("value        {} wei", row.call.value);
     if let Some(forward) = &row.forward {
         let request = &forward.gasless.request;
-        println!("signer       {}, nonce {}, deadline {}", request.from, request.nonce, request.deadline);
-        println!("calls        {} by the forwarder above", request.to);
+        say!("signer       {}, nonce {}, deadline {}", request.from, request.nonce, request.deadline);
+        say!("calls        {} by the forwarder above", request.to);
     }
-    println!("key          {}", row.api_key);
+    say!("key          {}", row.api_key);
     if let Some(hash) = &row.hash {
-        println!("hash         {hash}");
+        say!("hash         {hash}");
     }
     if let Some(binding) = &row.binding {
-        println!("relayer      {} as {}", binding.relayer, binding.tx_id);
+        say!("relayer      {} as {}", binding.relayer, binding.tx_id);
     }
     if let Some(claim) = &row.claim {
-        println!("claim        {} since {} by {}", claim.relayer, claim.at, claim.consumer);
+        say!("claim        {} since {} by {}", claim.relayer, claim.at, claim.consumer);
     }
     if let Some(error) = &row.error_message {
-        println!("error        {error}");
+        say!("error        {error}");
     }
-    println!("timeline");
-    println!("  {}  accepted  stored and queued", row.created_at);
+    say!("timeline");
+    say!("  {}  accepted  stored and queued", row.created_at);
     for entry in guarded.store.timeline(row.id).await? {
-        println!("  {}  {}  {}", entry.at, entry.action, entry.detail);
+        say!("  {}  {}  {}", entry.at, entry.action, entry.detail);
     }
     Ok(())
 }
@@ -137,18 +144,18 @@ async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::R
     let deadline = tokio::time::Instant::now() + timeout;
     let mut seen = 0;
     let first = find(guarded, id).await?;
-    println!("{}  accepted", first.created_at);
+    say!("{}  accepted", first.created_at);
     loop {
         let row = find(guarded, id).await?;
         for entry in guarded.store.timeline(row.id).await? {
             if entry.seq > seen {
-                println!("{}  {}  {}", entry.at, entry.action, entry.detail);
+                say!("{}  {}  {}", entry.at, entry.action, entry.detail);
                 seen = entry.seq;
             }
         }
         if row.status.is_final() {
             let hash = row.hash.as_deref().unwrap_or("no hash");
-            println!("final: {} ({hash})", row.status);
+            say!("final: {} ({hash})", row.status);
             let failed = row.status == crate::relay::state::transaction::Status::Failed;
             return Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
@@ -170,9 +177,9 @@ async fn resolve(guarded: &GuardedStore, id: Uuid, resend: bool) -> anyhow::Resu
         Updated::Moved(row) => {
             if resend {
                 guarded.publish_again(&row, Duration::ZERO).await;
-                println!("{id} is queued again");
+                say!("{id} is queued again");
             } else {
-                println!("{id} is marked failed");
+                say!("{id} is marked failed");
             }
             Ok(ExitCode::SUCCESS)
         }

@@ -60,7 +60,7 @@ impl Kind {
         match self {
             Self::Text | Self::List | Self::Path => "must be text".to_owned(),
             Self::Url(schemes) => format!("must be a URL that begins with {}://", schemes.join(":// or ")),
-            Self::IpAddress => "must be an IP address".to_owned(),
+            Self::IpAddress => "must be an IP address, or a name that this machine resolves to one".to_owned(),
             Self::Port => "must be a port number from 0 to 65535".to_owned(),
             Self::Count => "must be a whole number of at least 1".to_owned(),
             Self::Number => "must be a whole number of at least 0".to_owned(),
@@ -79,7 +79,7 @@ impl Kind {
             Self::List => "list",
             Self::Path => "path",
             Self::Url(_) => "URL",
-            Self::IpAddress => "IP address",
+            Self::IpAddress => "IP address or name",
             Self::Port => "port",
             Self::Count | Self::Number => "number",
             Self::Millis => "ms",

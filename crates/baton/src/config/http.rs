@@ -1,7 +1,9 @@
 //! The HTTP server's settings and the API keys.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -25,6 +27,25 @@ pub struct HttpConfig {
     pub body_bytes_max: usize,
     /// `REQUEST_TIMEOUT_MS`: maximum duration of one request, from its first byte to the answer.
     pub request_timeout: Duration,
+    /// The names for which requests are answered, in lower case; empty: any. Only `dev` has some.
+    pub hosts: Vec<String>,
+}
+
+/// An address to listen on, given as such or as a name of this machine.
+struct Host(IpAddr);
+
+impl FromStr for Host {
+    type Err = io::Error;
+
+    fn from_str(text: &str) -> Result<Self, io::Error> {
+        if let Ok(address) = text.parse() {
+            return Ok(Self(address));
+        }
+        let found: Vec<IpAddr> = (text, 0).to_socket_addrs()?.map(|address| address.ip()).collect();
+        // Most names have an IPv4 address, and clients try it too.
+        let chosen = found.iter().find(|address| address.is_ipv4()).or(found.first());
+        chosen.copied().map(Self).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
 }
 
 /// Limits of the connections that clients open.
@@ -76,7 +97,7 @@ impl Vars<'_> {
             }),
             None => admin_port(port),
         };
-        let host: IpAddr = self.parsed("HOST");
+        let host = self.parsed::<Host>("HOST").0;
         HttpConfig {
             listen: SocketAddr::new(host, port),
             admin_listen: SocketAddr::new(host, admin_port),
@@ -89,6 +110,7 @@ impl Vars<'_> {
             api_keys: self.api_keys(service.has_api()),
             body_bytes_max: BODY_BYTES_MAX,
             request_timeout: self.millis("REQUEST_TIMEOUT_MS"),
+            hosts: Vec::new(),
         }
     }
 

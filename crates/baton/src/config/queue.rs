@@ -36,6 +36,17 @@ pub enum QueueEngine {
     },
 }
 
+impl QueueEngine {
+    /// Its name and place for the log, without credentials.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Embedded => "embedded (SQLite)".to_owned(),
+            Self::Sqs(sqs) => format!("SQS, {}", Secret::from(sqs.queue_url.clone()).address()),
+            Self::RabbitMq { url, queue } => format!("RabbitMQ, {} {queue}", url.address()),
+        }
+    }
+}
+
 /// The SQS queues of one lane.
 #[derive(Debug, Clone)]
 pub struct SqsConfig {

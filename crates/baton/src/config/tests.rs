@@ -44,7 +44,7 @@ fn every_bad_variable_is_named_at_once() {
     let mut vars = GOOD.to_vec();
     let bad = [
         ("PORT", "70000"),
-        ("HOST", "here"),
+        ("HOST", "no host"),
         ("RELAY_MODE", "sometimes"),
         ("CONSUMER_CONCURRENCY", "0"),
         ("RELAYER_SUBMIT_TIMEOUT_MS", "soon"),
@@ -63,6 +63,15 @@ fn every_bad_variable_is_named_at_once() {
         assert!(problems.iter().any(|found| found.starts_with(name)), "{name} in {problems:?}");
     }
     assert_eq!(problems.len(), bad.len(), "{problems:?}");
+}
+
+#[test]
+fn a_name_of_this_machine_is_an_address_to_listen_on() {
+    for (host, wanted) in [("localhost", "127.0.0.1:3000"), ("::1", "[::1]:3000"), ("0.0.0.0", "0.0.0.0:3000")] {
+        let mut vars = GOOD.to_vec();
+        vars.push(("HOST", host));
+        assert_eq!(read(Service::Serve, &vars).unwrap().http.listen.to_string(), wanted);
+    }
 }
 
 /// Otherwise the store would refuse every transaction.

@@ -115,10 +115,10 @@ pub const SECTIONS: &[Section] = &[
             var("DATABASE_CONNECTIONS", Count, "16", Relay, "Maximum connections of one process to DATABASE_URL"),
             var(
                 "REDIS_URL",
-                Url(&["redis"]),
+                Url(&["redis", "rediss"]),
                 "",
                 Relay,
-                "Shared cache of finished transactions, redis://host:port; unset: one cache per process",
+                "Shared cache of finished transactions, redis://host:port, or rediss:// over TLS; unset: one cache per process",
             )
             .secret(),
             var(

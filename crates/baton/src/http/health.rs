@@ -52,19 +52,17 @@ pub const PART_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The routes of the service's own port. Clients of the existing service ask below `/api/v1`.
 pub fn routes(state: HealthState) -> Router {
-    probes().route("/api/v1/health", routing::get(health)).with_state(state)
+    admin_routes(state.clone()).merge(Router::new().route("/api/v1/health", routing::get(health)).with_state(state))
 }
 
 /// The routes of the listener of its own (`ADMIN_PORT`).
 pub fn admin_routes(state: HealthState) -> Router {
-    probes().route("/metrics", routing::get(metrics)).with_state(state)
-}
-
-fn probes() -> Router<HealthState> {
     Router::new()
+        .route("/metrics", routing::get(metrics))
         .route("/live", routing::get(|| async { Json(json!({ "status": "ok" })) }))
         .route("/ready", routing::get(ready))
         .route("/health", routing::get(health))
+        .with_state(state)
 }
 
 /// The answer of a part; `None` if it fails or takes longer than [`PART_TIMEOUT`].

@@ -6,6 +6,7 @@ pub mod body;
 pub mod connections;
 pub mod descriptors;
 pub mod health;
+pub mod host;
 pub mod idempotency_header;
 pub mod outgoing;
 pub mod problem;

@@ -93,6 +93,12 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "gasless-off", "Gasless transactions are off", detail)
     }
 
+    /// 421: the request is for another host.
+    pub fn wrong_host() -> Self {
+        let detail = "this development service answers for localhost only; start it with --host NAME for another name";
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "wrong-host", "Wrong host", detail)
+    }
+
     /// 404: no such path or record.
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", "Not found", detail)

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use crate::clock::server_clock::{ClockEvent, Plan, RECORD_EVERY, ServerClock, ServerReading};
 use crate::clock::{Clock, since_boot};
 use crate::config::{Config, QueueEngine};
-use crate::queues::open_sqs;
+use crate::queues::{Opening, open_file, open_sqs};
 use crate::relay::accept::intake::AcceptMode;
 use crate::relay::store::coalescer::{Coalescer, Grouping};
 use crate::relay::store::mysql::{MySqlOptions, MySqlStore};
@@ -31,6 +31,8 @@ pub struct RelayEngine {
     store: Store,
     queue: Messages,
     clock: Clock,
+    /// The file, if store or queue is embedded.
+    database: Option<Database>,
 }
 
 enum Store {
@@ -49,6 +51,15 @@ const CLOCK_ANSWER_MAX: Duration = Duration::from_secs(1);
 impl RelayEngine {
     /// Opens what the configuration names, and brings the schema up to date.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
+        Self::open_as(config, Opening::Prepare).await
+    }
+
+    /// Opens what the configuration names if it is there and of this version; creates and migrates nothing.
+    pub async fn open_existing(config: &Config) -> anyhow::Result<Self> {
+        Self::open_as(config, Opening::Existing).await
+    }
+
+    async fn open_as(config: &Config, opening: Opening) -> anyhow::Result<Self> {
         let relay = &config.relay;
         let options = QueueOptions {
             lease: relay.queue_lease,
@@ -59,15 +70,19 @@ impl RelayEngine {
         let embedded_queue = matches!(config.engine.relay_queue, QueueEngine::Embedded);
         let database = match (&config.engine.database_url, embedded_queue) {
             (Some(_), false) => None,
-            _ => Some(open_database(&config.data_dir)?),
+            _ => Some(open_file(&config.data_dir, &database_path(&config.data_dir), opening)?),
         };
         let (store, clock) = match (&config.engine.database_url, &database) {
             (None, Some(database)) => {
-                let store = SqliteStore::open(database).await.context("cannot prepare the transaction store")?;
+                let store = match opening {
+                    Opening::Prepare => SqliteStore::open(database).await,
+                    Opening::Existing => SqliteStore::open_existing(database).await,
+                };
+                let store = store.context("cannot prepare the transaction store")?;
                 (Store::Embedded(store, database_path(&config.data_dir)), Clock::of_file(database.clock()))
             }
             (Some(url), _) => {
-                let (store, server) = open_mysql(url.expose(), config.engine.database_connections).await?;
+                let (store, server) = open_mysql(url.expose(), config.engine.database_connections, opening).await?;
                 let clock = Clock::of_server(&server);
                 (Store::MySql(store, server), clock)
             }
@@ -79,14 +94,22 @@ impl RelayEngine {
             ),
             (QueueEngine::Embedded, None) => anyhow::bail!("there is no queue"),
             (QueueEngine::Sqs(sqs), _) => {
-                let auto_create = config.engine.queue_auto_create;
+                let auto_create = opening.may_create(config.engine.queue_auto_create);
                 Messages::Elsewhere(open_sqs(sqs, auto_create, "SQS_QUEUE_URL, SQS_DLQ_URL", options).await?)
             }
-            (QueueEngine::RabbitMq { url, queue }, _) => {
-                Messages::Elsewhere(open_rabbitmq(url.expose(), queue, config, options).await?)
-            }
+            (QueueEngine::RabbitMq { url, queue }, _) => Messages::Elsewhere(
+                open_rabbitmq(url.expose(), queue, opening.may_create(config.engine.queue_auto_create), options)
+                    .await?,
+            ),
         };
-        Ok(Self { store, queue, clock })
+        Ok(Self { store, queue, clock, database })
+    }
+
+    /// Closes the file, if there is one: its log is written back, so that it can be copied alone.
+    pub async fn close(&self) {
+        if let Some(database) = &self.database {
+            database.close().await;
+        }
     }
 
     /// The store of transactions.
@@ -206,9 +229,11 @@ fn report(event: ClockEvent) {
     }
 }
 
-async fn open_mysql(url: &str, connections: usize) -> anyhow::Result<(MySqlStore, Arc<ServerClock>)> {
+async fn open_mysql(url: &str, connections: usize, opening: Opening) -> anyhow::Result<(MySqlStore, Arc<ServerClock>)> {
     let options = MySqlOptions { connections_max: connections, ..MySqlOptions::new(url) };
-    MySqlStore::migrate(&options).await.context("DATABASE_URL: cannot bring the schema up to date")?;
+    if opening == Opening::Prepare {
+        MySqlStore::migrate(&options).await.context("DATABASE_URL: cannot bring the schema up to date")?;
+    }
     let store = MySqlStore::open(&options).await.context("DATABASE_URL: cannot prepare the transaction store")?;
     let plan = loop {
         // A late answer makes the first reading less exact; the next ones put it right.
@@ -222,13 +247,8 @@ async fn open_mysql(url: &str, connections: usize) -> anyhow::Result<(MySqlStore
     Ok((store, ServerClock::new(&plan)))
 }
 
-async fn open_rabbitmq(
-    url: &str,
-    queue: &str,
-    config: &Config,
-    options: QueueOptions,
-) -> anyhow::Result<Arc<dyn Queue>> {
-    let topology = Topology { create: config.engine.queue_auto_create, ..Topology::named(queue) };
+async fn open_rabbitmq(url: &str, queue: &str, create: bool, options: QueueOptions) -> anyhow::Result<Arc<dyn Queue>> {
+    let topology = Topology { create, ..Topology::named(queue) };
     let options = RabbitMqOptions::new(url, topology, options);
     let queue = RabbitMqQueue::connect(options).await.context("RABBITMQ_URL: cannot prepare the queue")?;
     Ok(Arc::new(queue))
@@ -237,10 +257,4 @@ async fn open_rabbitmq(
 /// The database file of the embedded engine.
 fn database_path(data_dir: &Path) -> PathBuf {
     data_dir.join("baton.db")
-}
-
-fn open_database(data_dir: &Path) -> anyhow::Result<Database> {
-    Database::open(&database_path(data_dir)).with_context(|| {
-        format!("cannot use the data directory {}; make it writable or set BATON_DATA_DIR", data_dir.display())
-    })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use crate::http::health::{HealthCheck, LaneHealth, in_time, queue_part};
+use crate::http::health::{HealthCheck, LaneHealth, PART_TIMEOUT, in_time, queue_part};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::relayer::routing::RelayerView;
 use crate::relay::update::guarded_store::GuardedStore;
@@ -26,15 +26,17 @@ impl HealthCheck for RelayHealth {
     }
 
     async fn check(&self) -> LaneHealth {
+        // The counts are read; the ping is a write, which a full disk refuses.
+        let store = async { tokio::try_join!(self.guarded.store.ping(), self.guarded.store.counts()) };
         let (counts, depth, cache) = tokio::join!(
-            in_time(self.guarded.store.counts()),
+            tokio::time::timeout(PART_TIMEOUT, store),
             in_time(self.guarded.queue.depth()),
             self.guarded.cache.ping()
         );
         let relayers = self.pool.view();
         let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
         let store = match &counts {
-            Some(counts) => json!({
+            Ok(Ok(((), counts))) => json!({
                 "status": "ok",
                 "open": counts.open.iter().map(|(status, count)| (status.name().to_owned(), json!(count)))
                     .collect::<Map<_, _>>(),
@@ -42,7 +44,8 @@ impl HealthCheck for RelayHealth {
                 "outcomeUnknown": counts.claims_outcome_unknown,
                 "forgottenByRelayer": counts.forgotten,
             }),
-            None => json!({ "status": "unavailable" }),
+            Ok(Err(failure)) => json!({ "status": "unavailable", "reason": failure.reason() }),
+            Err(_) => json!({ "status": "unavailable", "reason": "no answer in time" }),
         };
         // Never a reason to be unhealthy: without the cache the database answers.
         let cache = match cache {
@@ -60,7 +63,7 @@ impl HealthCheck for RelayHealth {
             ("relayers", relayers),
         ];
         LaneHealth {
-            healthy: counts.is_some() && depth.is_some() && able > 0,
+            healthy: matches!(counts, Ok(Ok(_))) && depth.is_some() && able > 0,
             parts: parts.map(|(name, part)| (name.to_owned(), part)).into_iter().collect(),
         }
     }
@@ -75,6 +78,9 @@ fn relayer_part(relayer: &RelayerView) -> Value {
         "inFlight": relayer.load,
         "inFlightMax": relayer.cap,
     });
+    if let Some(trouble) = &relayer.trouble {
+        part["reason"] = json!(trouble);
+    }
     if let Some(cause) = relayer.jam {
         part["reason"] = json!(cause.to_string());
         if let Some(missing) = cause.missing_nonce() {

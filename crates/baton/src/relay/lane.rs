@@ -57,8 +57,26 @@ const MEASURE_EVERY: Duration = Duration::from_secs(5);
 impl RelayLane {
     /// Opens the lane's store and queue; nothing runs yet.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
+        let lane = Self::on(RelayEngine::open(config).await?, config)?;
+        let engines = &config.engine;
+        let store = match &engines.database_url {
+            Some(url) => format!("MySQL, {}", url.address()),
+            None => format!("embedded (SQLite), {}", lane.engine.describe_store()),
+        };
+        let queue = engines.relay_queue.describe();
+        let cache =
+            engines.redis_url.as_ref().map_or("in process".to_owned(), |url| format!("Redis, {}", url.address()));
+        info!(action = "engines", lane = "relay", store, queue, cache, "the relay lane's engines are open");
+        Ok(lane)
+    }
+
+    /// [`RelayLane::open`] for a command, which creates and migrates nothing.
+    pub async fn open_existing(config: &Config) -> anyhow::Result<Self> {
+        Self::on(RelayEngine::open_existing(config).await?, config)
+    }
+
+    fn on(engine: RelayEngine, config: &Config) -> anyhow::Result<Self> {
         let relay = config.relay.clone();
-        let engine = RelayEngine::open(config).await?;
         let clock = engine.clock();
         let guarded = Arc::new(GuardedStore {
             store: engine.store(),
@@ -88,6 +106,12 @@ impl RelayLane {
         let pool = Pool::new(clients, settings, Arc::clone(&guarded.store), clock);
         let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
         Ok(Self { guarded, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
+    }
+
+    /// Closes the queue and the file, if there is one. Nothing may run any more.
+    pub async fn close(&self) {
+        self.guarded.queue.close().await;
+        self.engine.close().await;
     }
 
     /// The routes that need an API key.
@@ -266,6 +290,8 @@ impl RelayLane {
                 gauge!("baton_claims_outcome_unknown").set(counts.claims_outcome_unknown as f64);
                 gauge!("baton_transactions_forgotten").set(counts.forgotten as f64);
             }
+            // Logs an outage, once; without it a process that reads nothing from Redis would not notice.
+            self.guarded.cache.ping().await;
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,

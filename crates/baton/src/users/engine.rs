@@ -15,6 +15,7 @@ use super::store::UserStore;
 use super::store::postgres::{PostgresOptions, PostgresStore};
 use super::store::sqlite::SqliteUserStore;
 use crate::config::{Config, QueueEngine, UsersConfig};
+use crate::queues::{Opening, open_file, open_sqs};
 
 /// The queue's name on the embedded engine, and in the metrics of every engine.
 pub const QUEUE: &str = "raffle_queue";
@@ -32,32 +33,48 @@ pub struct UsersEngine {
     pub queue: Arc<dyn Queue>,
     /// The store's location, for operators: a path, or the variable that names it.
     pub described: String,
+    /// The file, if store or queue is embedded.
+    database: Option<Database>,
 }
 
 impl UsersEngine {
     /// Opens store and queue, and brings the schema up to date.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
+        Self::open_as(config, Opening::Prepare).await
+    }
+
+    /// Opens store and queue if they are there and of this version; creates and migrates nothing.
+    pub async fn open_existing(config: &Config) -> anyhow::Result<Self> {
+        Self::open_as(config, Opening::Existing).await
+    }
+
+    /// Closes the file, if there is one: its log is written back, so that it can be copied alone.
+    pub async fn close(&self) {
+        if let Some(database) = &self.database {
+            database.close().await;
+        }
+    }
+
+    async fn open_as(config: &Config, opening: Opening) -> anyhow::Result<Self> {
         let users = &config.users;
         let options = QueueOptions { lease: LEASE, retention: RETENTION, ..QueueOptions::default() };
         let embedded = users.database_url.is_none() || matches!(users.queue, QueueEngine::Embedded);
         let path = config.data_dir.join("users.db");
         let database = match embedded {
-            true => Some(Database::open(&path).with_context(|| {
-                format!(
-                    "cannot use the data directory {}; make it writable or set BATON_DATA_DIR",
-                    config.data_dir.display()
-                )
-            })?),
+            true => Some(open_file(&config.data_dir, &path, opening)?),
             false => None,
         };
         let (store, described): (Arc<dyn UserStore>, _) = match (&users.database_url, &database) {
             (Some(url), _) => {
-                let store = open_postgres(url.expose(), users).await?;
+                let store = open_postgres(url.expose(), users, opening).await?;
                 (Arc::new(store), "the database at USERS_DATABASE_URL".to_owned())
             }
             (None, Some(database)) => {
-                let store = SqliteUserStore::open(database).await.context("cannot prepare the users' store")?;
-                (Arc::new(store), path.display().to_string())
+                let store = match opening {
+                    Opening::Prepare => SqliteUserStore::open(database).await,
+                    Opening::Existing => SqliteUserStore::open_existing(database).await,
+                };
+                (Arc::new(store.context("cannot prepare the users' store")?), path.display().to_string())
             }
             (None, None) => anyhow::bail!("there is no store"),
         };
@@ -69,23 +86,29 @@ impl UsersEngine {
             (QueueEngine::Embedded, None) => anyhow::bail!("there is no queue"),
             (QueueEngine::Sqs(sqs), _) => {
                 let variables = "USERS_SQS_QUEUE_URL, USERS_SQS_DLQ_URL";
-                crate::queues::open_sqs(sqs, config.engine.queue_auto_create, variables, options).await?
+                let auto_create = opening.may_create(config.engine.queue_auto_create);
+                open_sqs(sqs, auto_create, variables, options).await?
             }
             (QueueEngine::RabbitMq { url, queue }, _) => {
-                Arc::new(open_rabbitmq(url.expose(), queue, users, options).await?)
+                Arc::new(open_rabbitmq(url.expose(), queue, users, opening, options).await?)
             }
         };
-        Ok(Self { store, queue, described })
+        Ok(Self { store, queue, described, database })
     }
 }
 
-async fn open_postgres(url: &str, users: &UsersConfig) -> anyhow::Result<PostgresStore> {
+async fn open_postgres(url: &str, users: &UsersConfig, opening: Opening) -> anyhow::Result<PostgresStore> {
     let options = PostgresOptions {
         connections_max: users.database_connections,
         timeout: users.database_timeout,
         ..PostgresOptions::new(url)
     };
-    PostgresStore::migrate(&options).await.context("USERS_DATABASE_URL: cannot bring the schema up to date")?;
+    match opening {
+        Opening::Prepare => {
+            PostgresStore::migrate(&options).await.context("USERS_DATABASE_URL: cannot bring the schema up to date")?;
+        }
+        Opening::Existing => PostgresStore::check_schema(&options).await.context("USERS_DATABASE_URL")?,
+    }
     PostgresStore::open(&options).context("USERS_DATABASE_URL: cannot prepare the users' store")
 }
 
@@ -93,9 +116,11 @@ async fn open_rabbitmq(
     url: &str,
     name: &str,
     users: &UsersConfig,
+    opening: Opening,
     options: QueueOptions,
 ) -> anyhow::Result<RabbitMqQueue> {
-    let mut options = RabbitMqOptions::new(url, topology(name, users.retry_ttl), options);
+    let topology = Topology { create: opening.may_create(true), ..topology(name, users.retry_ttl) };
+    let mut options = RabbitMqOptions::new(url, topology, options);
     options.numbers = vec![RETRIES.to_owned()];
     RabbitMqQueue::connect(options).await.context(
         "RABBITMQ_URL: cannot prepare the users' queues (if they exist, RETRY_TTL_MS must be what they were made with)",

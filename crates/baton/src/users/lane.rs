@@ -25,6 +25,7 @@ pub struct UsersLane {
     pub store: Arc<dyn UserStore>,
     /// The lane's queue.
     pub queue: Arc<dyn Queue>,
+    engine: UsersEngine,
     config: UsersConfig,
     request_timeout: Duration,
 }
@@ -37,8 +38,36 @@ const RECEIVE_MAX: usize = 1000;
 impl UsersLane {
     /// Opens the lane's store and queue; nothing runs yet.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
-        let UsersEngine { store, queue, .. } = UsersEngine::open(config).await?;
-        Ok(Self { store, queue, config: config.users.clone(), request_timeout: config.http.request_timeout })
+        let lane = Self::on(UsersEngine::open(config).await?, config);
+        let users = &config.users;
+        let store = match &users.database_url {
+            Some(url) => format!("PostgreSQL, {}", url.address()),
+            None => format!("embedded (SQLite), {}", lane.engine.described),
+        };
+        info!(
+            action = "engines",
+            lane = "users",
+            store,
+            queue = users.queue.describe(),
+            "the users lane's engines are open"
+        );
+        Ok(lane)
+    }
+
+    /// [`UsersLane::open`] for a command, which creates and migrates nothing.
+    pub async fn open_existing(config: &Config) -> anyhow::Result<Self> {
+        Ok(Self::on(UsersEngine::open_existing(config).await?, config))
+    }
+
+    fn on(engine: UsersEngine, config: &Config) -> Self {
+        let (store, queue) = (Arc::clone(&engine.store), Arc::clone(&engine.queue));
+        Self { store, queue, engine, config: config.users.clone(), request_timeout: config.http.request_timeout }
+    }
+
+    /// Closes the queue and the file, if there is one. Nothing may run any more.
+    pub async fn close(&self) {
+        self.queue.close().await;
+        self.engine.close().await;
     }
 
     /// The routes that need an API key.

@@ -158,6 +158,21 @@ on_both!(
 );
 
 #[tokio::test]
+async fn a_schema_of_another_version_is_refused() {
+    let (_, mut admin, url) = postgres().await;
+    let options = PostgresOptions::new(&url);
+    PostgresStore::check_schema(&options).await.unwrap();
+    sqlx::raw_sql("INSERT INTO users_schema_version (version) VALUES (1000)").execute(&mut admin).await.unwrap();
+    for refused in [PostgresStore::check_schema(&options).await, PostgresStore::migrate(&options).await.map(drop)] {
+        let error = refused.unwrap_err().source.to_string();
+        assert!(error.contains("1000") && error.contains("newer version of baton"), "{error}");
+    }
+    sqlx::raw_sql("DROP TABLE users_schema_version").execute(&mut admin).await.unwrap();
+    let error = PostgresStore::check_schema(&options).await.unwrap_err().source.to_string();
+    assert!(error.contains("run `baton migrate`"), "{error}");
+}
+
+#[tokio::test]
 async fn a_row_that_breaks_an_added_constraint_is_refused_alone() {
     let (store, mut admin, _) = postgres().await;
     sqlx::raw_sql("CREATE UNIQUE INDEX users_email ON users (email)").execute(&mut admin).await.unwrap();

@@ -4,7 +4,7 @@ use harness::ledger::EffectLedger;
 use harness::relayer::{Faults, PostFault};
 use serde_json::json;
 
-use crate::relay_fixture::{LATER, RelaySetup, TO};
+use crate::relay_fixture::{LATER, RelaySetup, SOON, TO, baton};
 
 #[tokio::test]
 async fn a_refused_transaction_is_a_dead_letter_at_once_and_is_confirmed_after_a_replay() {
@@ -106,4 +106,61 @@ async fn a_message_buried_by_the_queue_is_put_back_while_its_row_has_attempts_le
     relay.until_all_final(LATER).await;
     assert_eq!(relay.count("confirmed").await, 20);
     EffectLedger::compare(sent, &relay.relayers, |accepted| accepted.field("data")).assert_exactly_once();
+}
+
+#[tokio::test]
+async fn an_id_without_a_dead_letter_is_an_error() {
+    let relay = RelaySetup::relayers(1).start().await;
+    relay.relayers[0].set_faults(Faults::every(PostFault::Refused("never".into())));
+    let id = relay.send_serial(1).await;
+    relay.until_status(&id, "failed").await;
+    let unknown = "00000000-0000-7000-8000-000000000000";
+    for command in ["replay", "drop"] {
+        for args in [&["dlq", command, unknown][..], &["dlq", command, unknown, "--dry-run"]] {
+            let mut process = baton([], &relay.env).args(args).start().unwrap();
+            let code = process.wait_exit(SOON).await.unwrap().code();
+            let output = process.output();
+            assert!(code == Some(1) && output.contains(&format!("no dead letter {unknown}")), "{args:?}: {output}");
+        }
+    }
+    // The others are dealt with.
+    let (code, output) = relay.command(["dlq", "drop", unknown, &id]).await;
+    assert!(code == 1 && output.contains("1 dropped") && output.contains(unknown), "{output}");
+}
+
+/// The shell's exit code of each part of a pipe, and what went to standard error.
+fn shell(script: &str, env: &std::collections::BTreeMap<String, String>) -> (String, String) {
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_baton")]).envs(env);
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[tokio::test]
+async fn output_without_a_reader_or_without_space_ends_a_command_without_a_panic() {
+    let relay = RelaySetup::relayers(1).start().await;
+    relay.relayers[0].set_faults(Faults::every(PostFault::Refused("never".into())));
+    let ids: Vec<_> = relay.send_many(0..3).await.into_iter().map(|(id, _)| id).collect();
+    for id in &ids {
+        relay.until_status(id, "failed").await;
+    }
+    let pipes = tempfile::tempdir().unwrap();
+    let mut env = relay.env.clone();
+    let fifo = pipes.path().join("gone").display().to_string();
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    env.insert("FIFO".to_owned(), fifo);
+    for command in ["dlq list", "tx unknown", "migrate"] {
+        // The command starts when its reader is gone; its exit code goes to another descriptor.
+        let reader_gone = format!(
+            "exec 3>&1; {{ read -r gone <\"$FIFO\"; \"$0\" {command}; echo $? >&3; }} | {{ exec <&-; echo gone >\"$FIFO\"; }}"
+        );
+        let (code, errors) = shell(&reader_gone, &env);
+        assert_eq!((code.as_str(), errors.as_str()), ("141", ""), "{command} | a reader that closed");
+        let (code, errors) = shell(&format!("\"$0\" {command} > /dev/full; echo $?"), &relay.env);
+        assert_eq!(code, "1", "{command} > /dev/full: {errors}");
+        assert!(errors.contains("cannot write the output") && !errors.contains("panicked"), "{errors}");
+        let (code, _) = shell(&format!("\"$0\" {command} > /dev/full 2>/dev/full; echo $?"), &relay.env);
+        assert_eq!(code, "1", "{command} with no space for errors either");
+    }
 }

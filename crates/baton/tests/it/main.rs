@@ -6,10 +6,13 @@ mod absence;
 mod attacks;
 mod bad_input;
 mod commands;
+mod data_directory;
+mod dev;
 mod journey;
 mod layers;
 mod legacy_bugs;
 mod load;
+mod observability;
 mod reconcile;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
 mod relay_fixture;

@@ -159,6 +159,10 @@ async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
         }
     }
     assert!(refused.len() >= 20, "the disk was never full: {} accepted", accepted.len());
+    let get = async |path: &str| http.get(format!("{base}{path}")).send().await.unwrap();
+    assert_eq!(get("/ready").await.status(), 503, "reading works, but nothing can be stored");
+    let health: Value = get("/health").await.json().await.unwrap();
+    assert_eq!(health["parts"]["store"]["reason"], "the disk is full", "{health}");
     std::fs::remove_file(&ballast).unwrap();
     let after = eventually(LATER, "the API to accept again without a restart", || async {
         let (status, _) = post(100_000).await;
@@ -166,6 +170,7 @@ async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
     })
     .await;
     accepted.push(after);
+    assert_eq!(get("/ready").await.status(), 200);
 
     let mut listed = 0;
     let mut cursor = String::new();

@@ -21,6 +21,7 @@ mod mysql_slow;
 mod outage;
 mod queue_at_accept;
 mod redis_gone;
+mod redis_tls;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod relay_fixture;

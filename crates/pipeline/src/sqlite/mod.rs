@@ -6,6 +6,7 @@
 //! wait for a commit. Several processes may share the file.
 
 mod clock;
+mod files;
 mod read_stop;
 mod signal;
 mod writer;
@@ -13,12 +14,12 @@ mod writer;
 use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::lock::lock;
 use crate::panic_text::panic_text;
@@ -68,31 +69,52 @@ pub struct Database {
 
 struct DatabaseState {
     path: PathBuf,
+    files: Arc<files::OpenFiles>,
     clock: Clock,
     jobs: mpsc::Sender<Box<dyn Job>>,
     readers: Arc<Semaphore>,
     idle_readers: Mutex<Vec<Connection>>,
     signals: Arc<signal::Signals>,
     counts: Arc<WriterCounts>,
+    /// The writer stops after the jobs that wait.
+    closing: Arc<AtomicBool>,
+    /// Its sender is dropped with the writer's connection.
+    writer_stops: watch::Receiver<()>,
 }
 
 impl Database {
-    /// Opens the file, creating it and its directory when missing.
+    /// Opens the file, creating it and its directory when missing, both for the owner alone.
     pub fn open(path: &Path) -> Result<Database, DatabaseError> {
-        check_directory(path)?;
+        files::prepare(path)?;
+        Self::open_file(path)
+    }
+
+    /// Opens the file if it is there; creates neither it nor its directory.
+    pub fn open_existing(path: &Path) -> Result<Database, DatabaseError> {
+        files::find(path)?;
+        Self::open_file(path)
+    }
+
+    fn open_file(path: &Path) -> Result<Database, DatabaseError> {
         let connection = connect(path, ConnectionRole::Writer)?;
         let clock = set_clock(&connection)?;
+        let files = Arc::new(files::OpenFiles::of(path)?);
         let (jobs, waiting_jobs) = mpsc::channel(JOBS_WAITING_MAX);
         let signals = signal::Signals::new(path.to_owned());
         let counts = Arc::new(WriterCounts::default());
+        let closing = Arc::new(AtomicBool::new(false));
+        let (stopped, writer_stops) = watch::channel(());
         let writer = Writer {
             path: path.to_owned(),
+            files: files.clone(),
             connection,
             jobs: waiting_jobs,
             signals: signals.clone(),
             counts: counts.clone(),
             clock,
             recorded_ms: 0,
+            closing: closing.clone(),
+            _stopped: stopped,
         };
         std::thread::Builder::new()
             .name("sqlite-writer".into())
@@ -101,12 +123,15 @@ impl Database {
         Ok(Database {
             state: Arc::new(DatabaseState {
                 path: path.to_owned(),
+                files,
                 clock,
                 jobs,
                 readers: Arc::new(Semaphore::new(READERS_MAX)),
                 idle_readers: Mutex::new(Vec::new()),
                 signals,
                 counts,
+                closing,
+                writer_stops,
             }),
         })
     }
@@ -184,6 +209,7 @@ impl Database {
         let (read, _stop) = read_stop::pair();
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
+            state.files.check()?;
             let idle = lock(&state.idle_readers).pop();
             let connection = match idle {
                 Some(connection) => connection,
@@ -206,6 +232,33 @@ impl Database {
             Ok(panic) => Err(DatabaseError::Panicked(panic_text(&*panic))),
             Err(_) => Err(DatabaseError::Closed),
         })
+    }
+
+    /// Finishes the reads and writes in hand and closes the file for all clones; later jobs get [`DatabaseError::Closed`].
+    ///
+    /// If no other process has the file open, its write-ahead log is copied into it and removed, so that it can be copied
+    /// alone. Dropping the handles does the same some time later, if the process lives on.
+    pub async fn close(&self) {
+        let state = &self.state;
+        if state.readers.acquire_many(READERS_MAX as u32).await.is_ok() {
+            state.readers.close();
+        }
+        lock(&state.idle_readers).clear();
+        let signals = state.signals.clone();
+        // Ends early only with the runtime.
+        tokio::task::spawn_blocking(move || signals.stop_and_wait()).await.ok();
+        state.closing.store(true, Ordering::Release);
+        // Wakes the writer. If it has stopped, there is nothing to wake.
+        let wake = WriteJob::new(RollbackScope::Job, |_: &Connection| Ok(()), Reply::Discard);
+        state.jobs.send(Box::new(wake)).await.ok();
+        let mut stops = state.writer_stops.clone();
+        while stops.changed().await.is_ok() {}
+    }
+
+    /// Succeeds if the file can be written now: it is in its place, no other process locks it, and its disk has room.
+    pub async fn check_writable(&self) -> Result<(), DatabaseError> {
+        self.write(|_| Ok(())).await?;
+        files::check_space(&self.state.path)
     }
 
     /// Jobs that wait for the writer.
@@ -272,6 +325,12 @@ pub enum DatabaseError {
         #[source]
         source: std::io::Error,
     },
+    /// The file was deleted, moved or replaced while it was open. What is written to it ends with the process.
+    #[error("the database file {} was deleted or replaced; restart on a good data directory", path.display())]
+    Gone {
+        /// The database file.
+        path: PathBuf,
+    },
     /// The commit failed in a way that may have left it on disk: after a crash it may or may not be there.
     #[error("the commit failed half-way; its outcome is unknown")]
     OutcomeUnknown(#[source] Box<dyn Error + Send + Sync>),
@@ -287,7 +346,7 @@ impl DatabaseError {
     /// Whether the same job may succeed later.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Full | Self::Busy | Self::Io { .. } | Self::OutcomeUnknown(_) => true,
+            Self::Full | Self::Busy | Self::Io { .. } | Self::Gone { .. } | Self::OutcomeUnknown(_) => true,
             Self::Closed | Self::Panicked(_) => false,
             Self::Sqlite(error) => matches!(
                 error.sqlite_error_code(),
@@ -314,7 +373,9 @@ enum ConnectionRole {
 }
 
 fn connect(path: &Path, role: ConnectionRole) -> Result<Connection, DatabaseError> {
-    let connection = Connection::open(path)?;
+    // The file is there; creating another in its place would hide that it was deleted.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_handler(Some(|tries| {
         std::thread::sleep(BUSY_PAUSE);
         u128::from(tries.unsigned_abs()) * BUSY_PAUSE.as_millis() < BUSY_TIMEOUT.as_millis()
@@ -356,23 +417,6 @@ fn write_ahead(connection: &Connection) -> Result<(), DatabaseError> {
         }
     }
     Err(DatabaseError::Busy)
-}
-
-/// Creates the directory and checks that files can be created in it. SQLite reports only "unable to open database file"
-/// when it cannot create its log there; this returns the operating system's error.
-fn check_directory(path: &Path) -> Result<(), DatabaseError> {
-    static PROBES: AtomicU64 = AtomicU64::new(0);
-    let fail = |source| DatabaseError::Io { path: path.to_owned(), source };
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    std::fs::create_dir_all(directory).map_err(fail)?;
-    let number = PROBES.fetch_add(1, Ordering::Relaxed);
-    let probe = directory.join(format!(".writable-{}-{number}", std::process::id()));
-    std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe)).map_err(fail)?;
-    std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-    Ok(())
 }
 
 fn writer_stopped() -> DatabaseError {

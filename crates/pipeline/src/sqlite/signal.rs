@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -77,11 +78,12 @@ pub(super) struct Signals {
     path: PathBuf,
     by_name: Mutex<HashMap<String, Arc<Signal>>>,
     poller: Arc<Poller>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Signals {
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
-        Arc::new(Self { path, by_name: Mutex::default(), poller: Arc::default() })
+        Arc::new(Self { path, by_name: Mutex::default(), poller: Arc::default(), thread: Mutex::default() })
     }
 
     pub(super) fn get(self: &Arc<Self>, name: &str) -> Arc<Signal> {
@@ -112,6 +114,14 @@ impl Signals {
         self.poller.changed.notify_all();
     }
 
+    /// [`Signals::stop`], and waits until the poller has closed its connection.
+    pub(super) fn stop_and_wait(&self) {
+        self.stop();
+        let thread = lock(&self.thread).take();
+        // A poller that panicked has closed its connection too.
+        thread.map(JoinHandle::join);
+    }
+
     fn fire_all(&self) {
         lock(&self.by_name).values().for_each(|signal| signal.fire());
     }
@@ -119,8 +129,11 @@ impl Signals {
     fn start_poller(self: &Arc<Self>) {
         let signals = self.clone();
         let started = std::thread::Builder::new().name("sqlite-poller".into()).spawn(move || poll(&signals));
-        if let Err(error) = started {
-            tracing::error!(%error, "cannot start the commit poller; messages of other processes may arrive late");
+        match started {
+            Ok(thread) => *lock(&self.thread) = Some(thread),
+            Err(error) => {
+                tracing::error!(%error, "cannot start the commit poller; messages of other processes may arrive late");
+            }
         }
     }
 }

@@ -8,12 +8,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rusqlite::{Connection, ErrorCode};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::clock::{Clock, RECORD_EVERY_MS};
+use super::files::{OpenFiles, log_path};
 use super::signal::Signals;
 use super::{ConnectionRole, DatabaseError, connect, panic_text};
 
@@ -138,6 +139,7 @@ pub(super) struct WriterCounts {
 
 pub(super) struct Writer {
     pub(super) path: PathBuf,
+    pub(super) files: Arc<OpenFiles>,
     pub(super) connection: Connection,
     pub(super) jobs: mpsc::Receiver<Box<dyn Job>>,
     pub(super) signals: Arc<Signals>,
@@ -145,10 +147,14 @@ pub(super) struct Writer {
     pub(super) clock: Clock,
     /// When the clock was last recorded; 0 before the first time.
     pub(super) recorded_ms: i64,
+    /// Stop after the jobs that wait.
+    pub(super) closing: Arc<AtomicBool>,
+    /// Dropped after the connection: tells that the file is closed.
+    pub(super) _stopped: watch::Sender<()>,
 }
 
 impl Writer {
-    /// Runs until every [`Database`](super::Database) handle is dropped and every job is answered.
+    /// Runs until [`Database::close`](super::Database::close), or until every handle is dropped, and every job is answered.
     pub(super) fn run(mut self) {
         while let Some(first) = self.jobs.blocking_recv() {
             let (group, outcome) = self.commit_group(first);
@@ -163,12 +169,16 @@ impl Writer {
                 self.recover();
             }
             self.limit_wal_size();
+            if self.closing.load(Ordering::Acquire) {
+                self.jobs.close();
+            }
         }
     }
 
     fn commit_group(&mut self, first: Box<dyn Job>) -> (Vec<Box<dyn Job>>, Result<(), DatabaseError>) {
         let mut group = Vec::new();
-        if let Err(error) = execute(&self.connection, "BEGIN IMMEDIATE") {
+        let begun = self.files.check().and_then(|()| Ok(execute(&self.connection, "BEGIN IMMEDIATE")?));
+        if let Err(error) = begun {
             // Fail the waiting jobs too: each group would wait for the lock for `BUSY_TIMEOUT` again.
             group.push(first);
             while group.len() < GROUP_JOBS_MAX
@@ -176,7 +186,7 @@ impl Writer {
             {
                 group.push(job);
             }
-            return (group, Err(error.into()));
+            return (group, Err(error));
         }
         let mut next = Some(first);
         while let Some(mut job) = next {
@@ -192,14 +202,19 @@ impl Writer {
             next = if group.len() < GROUP_JOBS_MAX { self.jobs.try_recv().ok() } else { None };
         }
         let now_ms = self.clock.now_ms();
-        if now_ms - self.recorded_ms >= RECORD_EVERY_MS {
-            self.recorded_ms = now_ms;
-            if let Err(error) = self.clock.record_latest(&self.connection) {
-                return (group, Err(error.into()));
-            }
+        let record = now_ms - self.recorded_ms >= RECORD_EVERY_MS;
+        if record && let Err(error) = self.clock.record_latest(&self.connection) {
+            return (group, Err(error.into()));
         }
         let outcome = execute(&self.connection, "COMMIT").map_err(commit_failed);
+        // Deleted or moved during the commit: the next process may not find what it wrote.
+        let outcome =
+            outcome.and_then(|()| self.files.check().map_err(|gone| DatabaseError::OutcomeUnknown(gone.into())));
         if outcome.is_ok() {
+            // Not before: while the disk is full, each commit tries again, so that a job that writes nothing fails too.
+            if record {
+                self.recorded_ms = now_ms;
+            }
             self.counts.commits.fetch_add(1, Ordering::Relaxed);
             self.counts.jobs.fetch_add(group.len() as u64, Ordering::Relaxed);
         }
@@ -221,9 +236,7 @@ impl Writer {
         if !self.counts.commits.load(Ordering::Relaxed).is_multiple_of(WAL_CHECK_COMMITS) {
             return;
         }
-        let mut log = self.path.clone().into_os_string();
-        log.push("-wal");
-        if std::fs::metadata(log).is_ok_and(|file| file.len() > WAL_BYTES_MAX) {
+        if std::fs::metadata(log_path(&self.path)).is_ok_and(|file| file.len() > WAL_BYTES_MAX) {
             // The pragma may do nothing while readers are active; the next check tries again.
             let tried = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
             if let Err(error) = tried {
@@ -260,6 +273,7 @@ fn copy(error: &DatabaseError) -> DatabaseError {
         DatabaseError::Io { path, source } => {
             DatabaseError::Io { path: path.clone(), source: std::io::Error::new(source.kind(), source.to_string()) }
         }
+        DatabaseError::Gone { path } => DatabaseError::Gone { path: path.clone() },
         DatabaseError::OutcomeUnknown(source) => DatabaseError::OutcomeUnknown(source.to_string().into()),
         DatabaseError::Panicked(text) => DatabaseError::Panicked(text.clone()),
         DatabaseError::Sqlite(rusqlite::Error::SqliteFailure(code, text)) => {

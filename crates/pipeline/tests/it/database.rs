@@ -413,6 +413,71 @@ async fn a_full_disk_fails_the_group_and_answers_every_job() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_longer_in_its_place_is_refused_until_it_is_back() {
+    let (db, dir) = with_numbers().await;
+    insert(&db, 1).await.unwrap();
+    for name in ["test.db", "test.db-wal"] {
+        let (place, elsewhere) = (dir.path().join(name), dir.path().join("elsewhere"));
+        std::fs::rename(&place, &elsewhere).unwrap();
+        for replaced in [false, true] {
+            if replaced {
+                std::fs::copy(&elsewhere, &place).unwrap();
+            }
+            let written = insert(&db, 2).await;
+            assert!(matches!(written, Err(DatabaseError::Gone { .. })), "{name}: {written:?}");
+            let read = db.read(|conn| conn.query_row("SELECT 1", [], |_| Ok(()))).await;
+            assert!(matches!(read, Err(DatabaseError::Gone { .. })), "{name}: {read:?}");
+        }
+        std::fs::rename(&elsewhere, &place).unwrap();
+        insert(&db, 3).await.unwrap();
+        db.write(|conn| conn.execute("DELETE FROM numbers WHERE n = 3", [])).await.unwrap();
+    }
+    assert_eq!(numbers(&db).await, [1]);
+}
+
+#[tokio::test]
+async fn a_file_that_is_deleted_during_a_commit_leaves_its_outcome_unknown() {
+    let (db, dir) = with_numbers().await;
+    let file = dir.path().join("test.db");
+    let delete = move |_: &rusqlite::Connection| {
+        std::fs::remove_file(file).unwrap();
+        Ok(())
+    };
+    let answer = db.write(delete).await;
+    assert!(matches!(answer, Err(DatabaseError::OutcomeUnknown(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_closed_file_has_no_log_and_takes_no_jobs() {
+    let (db, dir) = with_numbers().await;
+    let queue = SqliteQueue::open(&db, "test", QueueOptions::default()).await.unwrap();
+    // The poller, readers and the writer each have the file open.
+    let receiver = tokio::spawn(async move { queue.receive(1, PATIENCE * 10).await });
+    insert(&db, 1).await.unwrap();
+    assert_eq!(numbers(&db).await, [1]);
+    assert!(dir.path().join("test.db-wal").exists());
+    db.close().await;
+    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["test.db"]);
+    assert!(matches!(insert(&db, 2).await, Err(DatabaseError::Closed)));
+    let read = db.read(|conn| conn.query_row("SELECT 1", [], |_| Ok(()))).await;
+    assert!(matches!(read, Err(DatabaseError::Closed)), "{read:?}");
+    db.close().await;
+    receiver.abort();
+    assert_eq!(numbers(&Database::open(db.path()).unwrap()).await, [1]);
+}
+
+#[tokio::test]
+async fn a_file_that_is_not_there_is_not_created_for_a_reader() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("below/test.db");
+    assert!(matches!(Database::open_existing(&path), Err(DatabaseError::Io { .. })));
+    assert!(!path.parent().unwrap().exists());
+    drop(Database::open(&path).unwrap());
+    Database::open_existing(&path).unwrap();
+}
+
+#[tokio::test]
 async fn a_lock_of_another_process_is_waited_for_up_to_the_busy_timeout() {
     let (db, _dir) = with_numbers().await;
     let other = rusqlite::Connection::open(db.path()).unwrap();

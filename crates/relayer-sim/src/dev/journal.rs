@@ -5,8 +5,9 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{File, OpenOptions},
+    fs::{DirBuilder, File, OpenOptions},
     io::{self, BufRead, BufReader, BufWriter, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
     sync::{Mutex, PoisonError},
 };
@@ -32,7 +33,8 @@ impl Journal {
     /// Reads the file, which may be missing, and drops all but the newest `notified_max` records whose final webhook is done.
     pub(crate) fn open(path: &Path, notified_max: usize) -> io::Result<(Self, Loaded)> {
         if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)?;
+            // For the owner alone, as the data that may be beside it.
+            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
         let mut loaded = load(path)?;
         let notified: Vec<u64> =
@@ -41,7 +43,8 @@ impl Journal {
             loaded.remove(number);
         }
         let compacted = path.with_extension("new");
-        let mut file = BufWriter::new(File::create(&compacted)?);
+        let mut file =
+            BufWriter::new(OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&compacted)?);
         for (number, (stored, notified)) in &loaded {
             write_line(&mut file, "record", stored)?;
             if *notified {

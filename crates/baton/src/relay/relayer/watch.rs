@@ -15,7 +15,7 @@ use metrics::{counter, gauge};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::client::{RelayerError, describe};
+use super::client::{RelayerError, describe, public_reason};
 use super::pool::Pool;
 use super::routing::cap::{ENDED_COUNT_MAX, ENDED_WITHIN, OPEN_WITHIN};
 use super::routing::{ChainCounts, ChainId, ListReport, Reason, RelayerView, StatusReport};
@@ -97,6 +97,7 @@ impl Pool {
             }
             Err(error) => {
                 self.count_failure(index);
+                self.router().not_listed_because(index, public_reason(&error));
                 if self.router().not_listed(index, error.is_only_slow()) {
                     warn!(action = "relayer_unwell", relayer = %client.url(), "its health check fails: {}", describe(&error));
                 }

@@ -11,6 +11,7 @@ pub mod sqlite;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use pipeline::sqlite::DatabaseError;
 
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
@@ -131,7 +132,7 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// Counts for the metrics and the health page.
     async fn counts(&self) -> Result<TransactionCounts, StoreError>;
 
-    /// Answers if the database does.
+    /// Answers if the database does; the embedded one, if it can also write.
     async fn ping(&self) -> Result<(), StoreError>;
 
     /// What each of these relayers holds, in their order. A row that moves meanwhile may be counted twice, but is not missed.
@@ -334,6 +335,14 @@ pub enum StoreError {
         /// The version needed.
         needed: usize,
     },
+    /// The schema is newer than this program, which could misread it.
+    #[error("the database's schema is at version {found} and this program knows {known}: run a newer version of baton")]
+    TooNew {
+        /// The version found.
+        found: usize,
+        /// The last version that this program knows.
+        known: usize,
+    },
     /// A row cannot be read back.
     #[error("row {id} of {table} has an unreadable {column}")]
     Corrupt {
@@ -350,6 +359,20 @@ impl StoreError {
     /// Whether the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::OutcomeUnknown(_))
+    }
+
+    /// The cause in a few words for `/health`, which is public: no path, no host, no user.
+    pub fn reason(&self) -> &'static str {
+        let (Self::Unavailable(source) | Self::OutcomeUnknown(source)) = self else { return "error" };
+        match source.downcast_ref::<DatabaseError>() {
+            Some(DatabaseError::Full) => "the disk is full",
+            Some(DatabaseError::Busy) => "the database is locked by another process",
+            Some(DatabaseError::Gone { .. }) => "the database file was deleted or replaced",
+            Some(DatabaseError::Io { .. }) => "the database file cannot be used",
+            Some(DatabaseError::Closed) => "the database is closed",
+            Some(_) => "the database fails; the log says why",
+            None => "no answer",
+        }
     }
 }
 

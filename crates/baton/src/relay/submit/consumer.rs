@@ -80,11 +80,11 @@ impl Handler for Consumer {
             }
         };
         let id = received.transaction_id();
-        debug!(transactionId = %id, messageId = %received.message_id(), action = "message_received", receives = message.receives, "received");
+        debug!(transactionId = %id, messageId = %message.id, action = "message_received", receives = message.receives, "received");
         let outcome = match self.process(id, message.receives).await {
             Ok(outcome) => outcome,
             Err(failure) => {
-                warn!(transactionId = %id, messageId = %received.message_id(), action = "store_away", "{failure}");
+                warn!(transactionId = %id, messageId = %message.id, action = "store_away", "{failure}");
                 Outcome::Retry { after: WAIT, reason: failure.to_string() }
             }
         };
@@ -95,7 +95,7 @@ impl Handler for Consumer {
         };
         info!(
             transactionId = %id,
-            messageId = %received.message_id(),
+            messageId = %message.id,
             action,
             attempt = message.receives,
             duration_ms = self.guarded.clock.elapsed(started).as_millis() as u64,

@@ -193,7 +193,7 @@ impl Redis {
     async fn ping(&self) -> bool {
         let mut connection = self.connection.clone();
         let asked = tokio::time::timeout(REDIS_TIMEOUT, connection.ping::<String>()).await;
-        matches!(asked, Ok(Ok(_)))
+        note(&self.left_alone_until, asked.map_err(|_| timed_out()).flatten()).is_some()
     }
 }
 

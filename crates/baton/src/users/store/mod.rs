@@ -4,6 +4,8 @@
 pub mod postgres;
 pub mod sqlite;
 
+use std::cmp::Ordering;
+
 use async_trait::async_trait;
 
 use super::quarantined_message::Quarantined;
@@ -114,4 +116,15 @@ impl UserStoreError {
     pub(crate) fn new(kind: UserStoreErrorKind, source: impl Into<pipeline::BoxError>) -> Self {
         Self { kind, source: source.into() }
     }
+}
+
+/// Fails if the schema's version is not the one that this program knows.
+pub(crate) fn check_version(found: usize, known: usize) -> Result<(), UserStoreError> {
+    let what = match found.cmp(&known) {
+        Ordering::Less => "run `baton migrate`",
+        Ordering::Equal => return Ok(()),
+        Ordering::Greater => "run a newer version of baton",
+    };
+    let text = format!("the users' schema is at version {found} and this program knows {known}: {what}");
+    Err(UserStoreError::new(UserStoreErrorKind::Other, text))
 }

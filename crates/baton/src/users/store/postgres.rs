@@ -43,6 +43,11 @@ impl PostgresStore {
         migrate::migrate(options).await
     }
 
+    /// Fails unless the schema is that of this program; changes nothing.
+    pub async fn check_schema(options: &PostgresOptions) -> Result<(), UserStoreError> {
+        migrate::check(options).await
+    }
+
     /// A store on this server. The first call connects.
     pub fn open(options: &PostgresOptions) -> Result<Self, UserStoreError> {
         Ok(Self { pool: Arc::new(pool::open(options)?) })

@@ -5,7 +5,9 @@ use async_trait::async_trait;
 use pipeline::sqlite::{Database, DatabaseError};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
-use super::{Enrolled, InsertOutcome, Inserted, OTHER_USER, UserStore, UserStoreError, UserStoreErrorKind};
+use super::{
+    Enrolled, InsertOutcome, Inserted, OTHER_USER, UserStore, UserStoreError, UserStoreErrorKind, check_version,
+};
 use crate::timestamp::Timestamp;
 use crate::users::quarantined_message::Quarantined;
 use crate::users::user::{User, UserId};
@@ -36,7 +38,21 @@ impl SqliteUserStore {
     /// Opens a store on this database and brings the schema up to date.
     pub async fn open(database: &Database) -> Result<Self, UserStoreError> {
         let store = Self { database: database.clone() };
-        store.write(migrate).await?;
+        let found = store.write(migrate).await?;
+        check_version(found.max(MIGRATIONS.len()), MIGRATIONS.len())?;
+        Ok(store)
+    }
+
+    /// Opens a store on a database whose schema is that of this program.
+    pub async fn open_existing(database: &Database) -> Result<Self, UserStoreError> {
+        const TABLE: &str = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'users_schema_version'";
+        const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM users_schema_version";
+        let store = Self { database: database.clone() };
+        let found = store.read(|connection| {
+            let is_there = connection.prepare(TABLE)?.exists([])?;
+            if is_there { connection.query_row(VERSION, [], |row| row.get(0)) } else { Ok(0) }
+        });
+        check_version(found.await?, MIGRATIONS.len())?;
         Ok(store)
     }
 
@@ -138,11 +154,12 @@ impl UserStore for SqliteUserStore {
     }
 
     async fn ping(&self) -> Result<(), UserStoreError> {
-        self.write(|_| Ok(())).await
+        self.database.check_writable().await.map_err(store_error)
     }
 }
 
-fn migrate(connection: &Connection) -> Result<(), rusqlite::Error> {
+/// Takes the missing steps; returns the version before them.
+fn migrate(connection: &Connection) -> Result<usize, rusqlite::Error> {
     connection.execute_batch(
         "CREATE TABLE IF NOT EXISTS users_schema_version (version INTEGER NOT NULL, applied_at INTEGER NOT NULL) STRICT",
     )?;
@@ -155,7 +172,7 @@ fn migrate(connection: &Connection) -> Result<(), rusqlite::Error> {
             params![index + 1, Timestamp::from(std::time::SystemTime::now()).0],
         )?;
     }
-    Ok(())
+    Ok(done)
 }
 
 /// Whether the row is at fault, so that a repeat fails too.
@@ -170,7 +187,7 @@ fn store_error(error: DatabaseError) -> UserStoreError {
     let kind = match &error {
         DatabaseError::Full => UserStoreErrorKind::DiskFull,
         DatabaseError::Busy => UserStoreErrorKind::Timeout,
-        DatabaseError::Closed | DatabaseError::Io { .. } => UserStoreErrorKind::Down,
+        DatabaseError::Closed | DatabaseError::Io { .. } | DatabaseError::Gone { .. } => UserStoreErrorKind::Down,
         DatabaseError::Sqlite(cause) if cause.sqlite_error_code() == Some(ErrorCode::ReadOnly) => {
             UserStoreErrorKind::ReadOnly
         }

@@ -25,6 +25,18 @@ async fn opening_a_store_without_its_schema_names_the_migrate_command() {
 }
 
 #[tokio::test]
+async fn a_schema_newer_than_the_program_is_refused() {
+    let schema = Schema::migrated().await;
+    let mut connection = schema.connect().await;
+    let newer = "INSERT INTO schema_version (version, applied_at) VALUES (1000, NOW(3))";
+    sqlx::query(newer).execute(&mut connection).await.unwrap();
+    let migrated = MySqlStore::migrate(&schema.options()).await;
+    assert!(matches!(migrated, Err(StoreError::TooNew { found: 1000, .. })), "{migrated:?}");
+    let Err(opened) = MySqlStore::open(&schema.options()).await else { panic!("the store opened") };
+    assert!(matches!(opened, StoreError::TooNew { found: 1000, .. }), "{opened:?}");
+}
+
+#[tokio::test]
 async fn concurrent_migrations_apply_each_step_once() {
     let schema = Schema::create().await;
     let options = schema.options();

@@ -124,6 +124,7 @@ impl ConsumeLoop<'_> {
         let to = match burial {
             Some(reason) => {
                 message.receives = receives;
+                message.ensure_own_id();
                 message.burial = Some(Burial { reason, by_queue: true, at: now });
                 Move::Bury(message)
             }

@@ -183,6 +183,7 @@ impl RabbitMqQueue {
             let taken = taken.ok_or(QueueError::LeaseLost)?;
             let mut message = WireMessage::clone(&taken.held.message);
             message.receives = taken.held.receives.saturating_add(1);
+            message.ensure_own_id();
             let destination = change(&mut message, &extra);
             let state = Arc::clone(&self.state);
             // In a task: the delivery has left the inbox, so the move must complete even if the caller drops its future.

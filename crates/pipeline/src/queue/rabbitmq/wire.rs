@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use uuid::Uuid;
 
 use crate::message::{Attributes, DeadLetter, MessageId};
 use crate::queue::NO_REASON;
@@ -132,6 +133,14 @@ impl WireMessage {
             }),
             content_type: properties.content_type().clone(),
             body: Arc::new(body),
+        }
+    }
+
+    /// Gives a message that came without an id one of its own before it is stored again: another message may have the same
+    /// body.
+    pub(super) fn ensure_own_id(&mut self) {
+        if self.id.0 == id_from_body(&self.body) {
+            self.id = MessageId(format!("{}-{}", self.id, Uuid::now_v7()));
         }
     }
 
@@ -367,6 +376,19 @@ mod tests {
         let letter = read.letter(burial);
         assert_eq!(letter.reason, "dead-lettered by the broker: rejected");
         assert_eq!((letter.by_queue, letter.buried_at), (true, at(7000)));
+    }
+
+    #[test]
+    fn equal_messages_without_an_id_get_different_ones_when_they_are_moved() {
+        let read = || WireMessage::read(&BasicProperties::default(), b"{not json".to_vec(), at(0));
+        let (mut one, mut two) = (read(), read());
+        assert_eq!(one.id, two.id, "the same delivery again has the same id");
+        one.ensure_own_id();
+        two.ensure_own_id();
+        assert_ne!(one.id, two.id);
+        let before = one.id.clone();
+        one.ensure_own_id();
+        assert_eq!(one.id, before, "it keeps the id that it has");
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(super) struct Relayer {
     pub(super) url: RelayerUrl,
     /// By its list of relayers.
     pub(super) health: Health,
+    /// Why its list was not read at the last look.
+    pub(super) trouble: Option<String>,
     /// From its status, while they are fresh.
     pub(super) figures: Option<Figures>,
     /// Its status answers with errors: it is used after those whose status answers.
@@ -104,6 +106,7 @@ impl Relayer {
         Self {
             url,
             health: Health::Unknown,
+            trouble: None,
             figures: None,
             figures_fail: false,
             rows: None,

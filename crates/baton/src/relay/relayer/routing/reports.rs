@@ -60,6 +60,7 @@ impl Router {
             ListedState::Disabled => Health::Down(Reason::Disabled),
             ListedState::Active => Health::Up(now),
         };
+        relayer.trouble = None;
         relayer.forget_sent();
         let name = report.network.clone();
         let other = relayer.identity.as_ref().is_some_and(|known| *known != report.identity)
@@ -77,6 +78,11 @@ impl Router {
         relayer.health = if only_slow { Health::Unknown } else { Health::Down(Reason::Unreachable) };
         relayer.forget_sent();
         relayer.health != before
+    }
+
+    /// Learns why the list of relayers was not read, for people.
+    pub fn not_listed_because(&mut self, index: usize, reason: String) {
+        self.relayers[index].trouble = Some(reason);
     }
 
     /// Learns from a status, which may have taken long.

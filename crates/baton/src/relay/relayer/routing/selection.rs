@@ -133,6 +133,8 @@ pub struct RelayerView {
     pub skipped: Option<Reason>,
     /// Whether its health is known.
     pub known: bool,
+    /// Why its health check failed, if the last one did.
+    pub trouble: Option<String>,
     /// Why it is jammed.
     pub jam: Option<JamCause>,
     /// Its network, if that is the wrong one.
@@ -336,6 +338,7 @@ impl Router {
                 },
                 skipped: self.skipped(index, &[], now),
                 known: relayer.is_known(),
+                trouble: relayer.trouble.clone(),
                 jam: relayer.jam(),
                 wrong_network: match &relayer.fit {
                     Fit::Wrong(wrong) => Some(wrong.clone()),

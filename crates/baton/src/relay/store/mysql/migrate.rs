@@ -1,5 +1,6 @@
 //! Bringing the schema up to date, by one process at a time.
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use sqlx::MySqlConnection;
@@ -50,14 +51,16 @@ async fn locked(connection: &mut MySqlConnection) -> Result<usize, StoreError> {
         let waited = "another process has been migrating this database for ten minutes";
         return Err(StoreError::Unavailable(waited.into()));
     }
-    let steps = run(connection).await.map_err(unavailable);
+    let found = run(connection).await.map_err(unavailable);
     sqlx::query("DO RELEASE_LOCK(CONCAT('baton_migrate_', MD5(DATABASE())))")
         .execute(connection)
         .await
         .map_err(unavailable)?;
-    steps
+    let (found, known) = (found?, MIGRATIONS.len());
+    known.checked_sub(found).ok_or(StoreError::TooNew { found, known })
 }
 
+/// Takes the missing steps; returns the version before them.
 async fn run(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
     sqlx::query(
         "CREATE TABLE IF NOT EXISTS schema_version (version INT UNSIGNED NOT NULL, applied_at DATETIME(3) NOT NULL, \
@@ -75,18 +78,23 @@ async fn run(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {
             .execute(&mut *connection)
             .await?;
     }
-    Ok(MIGRATIONS.len().saturating_sub(done))
+    Ok(done)
 }
 
-/// Whether the schema is what this program needs, or newer: during a rollout the old program meets the new schema.
+/// Whether the schema is that of this program. Asked at the start only: a process that runs goes on while another brings the
+/// schema up to date.
 pub(super) async fn check(connection: &mut MySqlConnection) -> Result<Result<(), StoreError>, sqlx::Error> {
     const NO_SUCH_TABLE: u16 = 1146;
     let found = match version(connection).await {
         Err(error) if number(&error) == Some(NO_SUCH_TABLE) => 0,
         version => version?,
     };
-    let needed = MIGRATIONS.len();
-    Ok(if found < needed { Err(StoreError::NotMigrated { found, needed }) } else { Ok(()) })
+    let known = MIGRATIONS.len();
+    Ok(match found.cmp(&known) {
+        Ordering::Less => Err(StoreError::NotMigrated { found, needed: known }),
+        Ordering::Equal => Ok(()),
+        Ordering::Greater => Err(StoreError::TooNew { found, known }),
+    })
 }
 
 async fn version(connection: &mut MySqlConnection) -> Result<usize, sqlx::Error> {

@@ -7,6 +7,7 @@ mod list;
 mod relayer_rows;
 mod statements;
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -54,9 +55,26 @@ impl SqliteStore {
         Ok(store)
     }
 
+    /// A store on a database whose schema is that of this program.
+    pub async fn open_existing(database: &Database) -> Result<Self, StoreError> {
+        const TABLE: &str = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'schema_version'";
+        const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM schema_version";
+        let store = Self { database: database.clone() };
+        let found = store.read(|connection| {
+            let is_there = connection.prepare(TABLE)?.exists([])?;
+            if is_there { connection.query_row(VERSION, [], |row| row.get(0)) } else { Ok(0) }
+        });
+        let (found, known) = (found.await?, MIGRATIONS.len());
+        match found.cmp(&known) {
+            Ordering::Less => Err(StoreError::NotMigrated { found, needed: known }),
+            Ordering::Equal => Ok(store),
+            Ordering::Greater => Err(StoreError::TooNew { found, known }),
+        }
+    }
+
     /// Brings the schema up to date; returns how many steps were taken.
     pub async fn migrate(&self) -> Result<usize, StoreError> {
-        self.write(|connection| {
+        let done = self.write(|connection| {
             connection.execute_batch(
                 "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL, applied_at INTEGER NOT NULL) STRICT",
             )?;
@@ -69,9 +87,10 @@ impl SqliteStore {
                     params![index + 1, Timestamp::from(std::time::SystemTime::now()).0],
                 )?;
             }
-            Ok(MIGRATIONS.len() - done.min(MIGRATIONS.len()))
-        })
-        .await
+            Ok(done)
+        });
+        let (found, known) = (done.await?, MIGRATIONS.len());
+        known.checked_sub(found).ok_or(StoreError::TooNew { found, known })
     }
 
     /// Stores a row and its message in one commit, so that neither exists without the other. With an idempotency key
@@ -532,7 +551,8 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
-        self.read(|connection| connection.query_row("SELECT 1", [], |_| Ok(()))).await
+        // A full disk can still be read.
+        self.database.check_writable().await.map_err(store_error)
     }
 
     async fn relayer_rows(

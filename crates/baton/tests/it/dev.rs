@@ -1,0 +1,99 @@
+//! `dev` keeps to itself: no engine of the environment, no request for another host, no shared data directory unnoticed.
+
+use std::collections::BTreeMap;
+
+use harness::ports::free_port;
+use harness::process::Process;
+use harness::wait::eventually;
+
+use crate::relay_fixture::{SOON, baton};
+
+/// A `dev` on this directory, ready.
+async fn start(data: &str, more: &[&str], env: &BTreeMap<String, String>) -> (Process, String) {
+    let (port, relayer_port) = (free_port(), free_port());
+    let (port_text, relayer_text) = (port.to_string(), relayer_port.to_string());
+    let args = ["dev", "--port", &port_text, "--data-dir", data, "--relayer-port", &relayer_text];
+    let mut dev = baton(args, env).args(more).start().unwrap();
+    let base = format!("http://127.0.0.1:{port}");
+    dev.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+    (dev, base)
+}
+
+#[tokio::test]
+async fn dev_uses_no_engine_of_the_environment_unless_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data").display().to_string();
+    let closed = free_port();
+    let env = BTreeMap::from([
+        ("DATABASE_URL".to_owned(), format!("mysql://baton:secret@127.0.0.1:{closed}/production")),
+        ("USERS_DATABASE_URL".to_owned(), format!("postgres://baton:secret@127.0.0.1:{closed}/production")),
+        ("RELAY_QUEUE".to_owned(), "rabbitmq".to_owned()),
+        ("RABBITMQ_URL".to_owned(), format!("amqp://baton:secret@127.0.0.1:{closed}")),
+    ]);
+    // It would not become ready on engines that are not there.
+    let (dev, _) = start(&data, &[], &env).await;
+    let output = dev.output();
+    for name in env.keys() {
+        assert!(output.contains(&format!("{name} is set and not used")), "{name} in {output}");
+    }
+    assert!(output.contains("embedded (SQLite)") && !output.contains("secret"), "{output}");
+
+    let other = directory.path().join("other").display().to_string();
+    let (port, relayer_port) = (free_port().to_string(), free_port().to_string());
+    let args = ["dev", "--external", "--port", &port, "--data-dir", &other, "--relayer-port", &relayer_port];
+    let external = baton(args, &env).start().unwrap();
+    eventually(SOON, "an error or a wait for the database", || async {
+        external.output().contains("DATABASE_URL").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn dev_answers_requests_for_localhost_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().display().to_string();
+    let (_dev, base) = start(&data, &["--host", "Baton.Test"], &BTreeMap::new()).await;
+    let http = harness::http_client();
+    let port = base.rsplit(':').next().unwrap();
+    for (host, wanted) in [
+        (format!("127.0.0.1:{port}"), 200),
+        (format!("localhost:{port}"), 200),
+        ("LOCALHOST".to_owned(), 200),
+        (format!("[::1]:{port}"), 200),
+        (format!("baton.test:{port}"), 200),
+        (format!("attacker.example:{port}"), 421),
+        ("127.0.0.1.attacker.example".to_owned(), 421),
+        ("localhost:attacker.example".to_owned(), 421),
+    ] {
+        let list = http.get(format!("{base}/api/v1/relay/transactions")).header("x-api-key", "dev-key");
+        let answer = list.header("host", &host).send().await.unwrap();
+        assert_eq!(answer.status(), wanted, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_dev_on_one_data_directory_is_warned_about() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().display().to_string();
+    let (mut first, _) = start(&data, &[], &BTreeMap::new()).await;
+    let (mut second, _) = start(&data, &[], &BTreeMap::new()).await;
+    assert!(!first.output().contains("another `baton dev`"), "{}", first.output());
+    assert!(second.output().contains("another `baton dev` uses"), "{}", second.output());
+    for dev in [&mut first, &mut second] {
+        dev.sigterm().unwrap();
+        assert_eq!(dev.wait_exit(SOON).await.unwrap().code(), Some(0));
+    }
+    let (third, _) = start(&data, &[], &BTreeMap::new()).await;
+    assert!(!third.output().contains("another `baton dev`"), "{}", third.output());
+}
+
+#[tokio::test]
+async fn three_ports_must_fit_above_the_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().display().to_string();
+    for port in ["65535", "65534", "0"] {
+        let mut dev = baton(["dev", "--data-dir", &data, "--relayer-port", port], &BTreeMap::new()).start().unwrap();
+        assert_eq!(dev.wait_exit(SOON).await.unwrap().code(), Some(2), "{port}: {}", dev.output());
+        assert!(dev.output().contains("1..=65533"), "{}", dev.output());
+    }
+}

@@ -1,0 +1,78 @@
+//! What a process says about its surroundings: in the log and in `/health`.
+
+use harness::ports::free_port;
+use harness::wait::eventually;
+use harness::{engine::TestEngine, http_client};
+use serde_json::Value;
+
+use crate::relay_fixture::{RelaySetup, SOON, baton};
+use harness::relayer::{Faults, PostFault};
+
+#[tokio::test]
+async fn health_says_why_a_relayer_is_unreachable() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let good = relay.relayers[0].url();
+    let name_too_long = "a".repeat(64);
+    let urls = [
+        good.clone(),
+        format!("{good}/elsewhere"),
+        format!("http://127.0.0.1:{}", free_port()),
+        format!("http://{name_too_long}:1"),
+    ];
+    let port = free_port();
+    let directory = tempfile::tempdir().unwrap();
+    let keys = format!("wrong,{},any,any", relay.relayers[0].api_key());
+    let program = baton(["serve"], &relay.env).env("OZ_RELAYER_URLS", urls.join(",")).env("OZ_RELAYER_API_KEY", keys);
+    let program = program.env("BATON_DATA_DIR", directory.path().display().to_string()).env("PORT", port.to_string());
+    let _process = program.start().unwrap();
+    let wanted = ["OZ_RELAYER_API_KEY", "path in OZ_RELAYER_URLS", "connection refused", "DNS"];
+    let health = eventually(SOON, "each relayer's reason", || async {
+        let health = http_client().get(format!("http://127.0.0.1:{port}/health")).send().await.ok()?;
+        let health: Value = health.json().await.ok()?;
+        let each = health["parts"]["relayers"]["each"].as_array()?.clone();
+        each.iter().all(|relayer| relayer["reason"].is_string()).then_some(each)
+    })
+    .await;
+    for (relayer, wanted) in health.iter().zip(wanted) {
+        assert_eq!(relayer["status"], "unreachable", "{relayer}");
+        assert!(relayer["reason"].as_str().unwrap().contains(wanted), "{wanted} in {relayer}");
+    }
+}
+
+#[tokio::test]
+async fn the_log_names_the_engines_and_an_outage_of_redis_once() {
+    let setup = RelaySetup::relayers(1).engine(TestEngine::Embedded);
+    let closed = free_port();
+    let relay = setup.env("REDIS_URL", format!("redis://:s3cret@127.0.0.1:{closed}")).start().await;
+    // Each asks Redis, and the first look of the process has asked it before.
+    for _ in 0..3 {
+        let (_, health) = relay.get("/health").await;
+        assert_eq!(health["parts"]["cache"]["status"], "unavailable", "{health}");
+    }
+    let output = relay.api.output();
+    let count = |text: &str| output.lines().filter(|line| line.contains(text)).count();
+    assert_eq!(count("redis_away"), 1, "{output}");
+    assert_eq!(count("\"engines\""), 2, "one for each lane: {output}");
+    assert!(output.contains("baton.db") && output.contains("users.db"), "{output}");
+    assert!(output.contains(&format!("Redis, redis://127.0.0.1:{closed}")) && !output.contains("s3cret"), "{output}");
+}
+
+#[tokio::test]
+async fn one_message_has_one_id_in_the_log() {
+    let relay = RelaySetup::relayers(1).env("LOG_LEVEL", "debug").start().await;
+    relay.relayers[0].set_faults(Faults::every(PostFault::Refused("never".into())));
+    let id = relay.send_serial(1).await;
+    relay.until_status(&id, "failed").await;
+    let lines = eventually(SOON, "the line of the dead letter", || async {
+        let lines: Vec<Value> = relay.api.output().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let dead = |line: &Value| line["message"].as_str().is_some_and(|text| text.contains("dead-letter queue"));
+        lines.iter().any(dead).then_some(lines)
+    })
+    .await;
+    let mut ids: Vec<_> = lines.iter().filter_map(|line| line["messageId"].as_str()).collect();
+    assert!(ids.len() > 2, "{lines:?}");
+    ids.dedup();
+    assert_eq!(ids.len(), 1, "{lines:?}");
+    let texts = lines.iter().filter_map(|line| line["message"].as_str());
+    assert!(texts.into_iter().all(|text| !text.contains("Dead {")), "{lines:?}");
+}
