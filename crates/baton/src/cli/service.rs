@@ -31,8 +31,9 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     let shutdown = super::shutdown_on_signal()?;
     let lanes = Lanes::closed(service);
     let listeners = Listeners::bind(&config.http)?;
-    let (address, admin) = (listeners.service.local_addr()?, listeners.admin.local_addr()?);
-    info!(action = "started", service = service.name(), %address, %admin, "{} is listening", service.name());
+    let address = listeners.service.local_addr()?;
+    let admin = listeners.admin.as_ref().and_then(|admin| admin.local_addr().ok()).map(|admin| admin.to_string());
+    info!(action = "started", service = service.name(), %address, admin, "{} is listening", service.name());
     run_parts(&config, service, &lanes, listeners, metrics, shutdown).await
 }
 
@@ -40,17 +41,22 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
 pub struct Listeners {
     /// Clients and relayers.
     pub service: TcpListener,
-    /// Probes and metrics.
-    pub admin: TcpListener,
+    /// Probes and metrics; `None` if the port is in use and was not asked for.
+    pub admin: Option<TcpListener>,
 }
 
 impl Listeners {
     /// Binds both; an error names the address.
     pub fn bind(config: &HttpConfig) -> anyhow::Result<Self> {
-        Ok(Self {
-            service: connections::bind(config.listen, "PORT (or --port)")?,
-            admin: connections::bind(config.admin_listen, "ADMIN_PORT")?,
-        })
+        let service = connections::bind(config.listen, "PORT (or --port)")?;
+        let admin = match connections::bind(config.admin_listen, "ADMIN_PORT") {
+            Err(failure) if !config.admin_port_set => {
+                warn!(action = "no_admin_listener", "probes and metrics are on PORT only: {failure:#}");
+                None
+            }
+            admin => Some(admin?),
+        };
+        Ok(Self { service, admin })
     }
 }
 
@@ -93,9 +99,14 @@ pub async fn run_parts(
     };
     let routes = dispatch(&current, |routes| routes.service.clone());
     let admin_routes = dispatch(&current, |routes| routes.admin.clone());
+    let serving_admin = async {
+        if let Some(admin) = listeners.admin {
+            connections::serve(admin, admin_routes, connections::ADMIN_LIMITS, drained.clone()).await;
+        }
+    };
     let ((), (), (), (), (), opened) = tokio::join!(
         connections::serve(listeners.service, routes, limits, drained.clone()),
-        connections::serve(listeners.admin, admin_routes, connections::ADMIN_LIMITS, drained.clone()),
+        serving_admin,
         consuming,
         lanes.watch(&drained),
         upkeep,

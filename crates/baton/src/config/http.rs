@@ -19,6 +19,8 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
     /// `HOST` and `ADMIN_PORT`: the address of probes and metrics.
     pub admin_listen: SocketAddr,
+    /// Whether `ADMIN_PORT` is set. If it is not and its port is in use, the service runs without that listener.
+    pub admin_port_set: bool,
     /// How many connections clients may hold, and for how long.
     pub connections: ConnectionLimits,
     /// `RELAY_API_KEY` and `RELAY_API_KEYS`: the keys that clients may send as `X-API-Key`.
@@ -53,7 +55,7 @@ impl FromStr for Host {
 pub struct ConnectionLimits {
     /// `CONNECTIONS_MAX`: open connections; more wait to be accepted.
     pub connections_max: usize,
-    /// `CONNECTIONS_PER_ADDRESS_MAX`: open connections from one address; more are closed.
+    /// `CONNECTIONS_PER_ADDRESS_MAX`: open connections from one address.
     pub per_address_max: usize,
     /// `IDLE_TIMEOUT_MS`: longest time without a whole request head.
     pub idle_timeout: Duration,
@@ -101,6 +103,7 @@ impl Vars<'_> {
         HttpConfig {
             listen: SocketAddr::new(host, port),
             admin_listen: SocketAddr::new(host, admin_port),
+            admin_port_set: self.text("ADMIN_PORT").is_some(),
             connections: ConnectionLimits {
                 connections_max: self.count("CONNECTIONS_MAX"),
                 per_address_max: self.count("CONNECTIONS_PER_ADDRESS_MAX"),

@@ -1,24 +1,26 @@
-//! Accepts connections and serves them until shutdown, so that no client can take the service from the others: a cap on
-//! all connections and on those from one address, and time limits for each direction ([`super::timed_stream`]).
+//! Accepts connections and serves them until shutdown, so that no client can take the service from the others: caps on
+//! connections ([`super::open_connections`]), and time limits for each direction ([`super::timed_stream`]).
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::TokioTimer;
-use hyper_util::service::TowerToHyperService;
-use metrics::{counter, gauge};
+use metrics::counter;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tower_service::Service as _;
 use tracing::{debug, info, warn};
 
+use super::open_connections::OpenConnections;
 use super::timed_stream::TimedStream;
 use crate::config::ConnectionLimits;
 
@@ -60,21 +62,17 @@ pub fn bind(listen: SocketAddr, variable: &str) -> anyhow::Result<TcpListener> {
 
 /// Serves until shutdown, then lets the requests in flight finish.
 pub async fn serve(listener: TcpListener, routes: Router, limits: ConnectionLimits, shutdown: CancellationToken) {
-    let permits = Arc::new(Semaphore::new(limits.connections_max));
-    let addresses = Arc::new(Addresses::default());
+    let (idle_timeout, write_timeout) = (limits.idle_timeout, limits.write_timeout);
+    let open = OpenConnections::new(limits);
     let connections = TaskTracker::new();
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.idle_timeout).max_buf_size(HEAD_BYTES_MAX);
+    http.timer(TokioTimer::new()).header_read_timeout(idle_timeout).max_buf_size(HEAD_BYTES_MAX);
     let mut failing = false;
     let mut refusals_logged: Option<Instant> = None;
     loop {
-        let accepted = async {
-            let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
-            (listener.accept().await, permit)
-        };
-        let (accepted, permit) = tokio::select! {
+        let accepted = tokio::select! {
             () = shutdown.cancelled() => break,
-            accepted = accepted => accepted,
+            accepted = listener.accept() => accepted,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -98,11 +96,11 @@ pub async fn serve(listener: TcpListener, routes: Router, limits: ConnectionLimi
             info!(action = "accept_recovered", "connections are accepted again");
             failing = false;
         }
-        let Some(address) = addresses.enter(peer.ip(), limits.per_address_max) else {
-            counter!("baton_connections_refused_total", "reason" => "address").increment(1);
+        let Some(place) = open.enter(peer.ip()) else {
+            counter!("baton_connections_refused_total", "reason" => "cap").increment(1);
             if refusals_logged.is_none_or(|last| last.elapsed() >= REFUSALS_LOGGED_EVERY) {
-                let (ip, max) = (peer.ip(), limits.per_address_max);
-                warn!(action = "connection_refused", "{ip} has {max} open connections (CONNECTIONS_PER_ADDRESS_MAX)");
+                let caps = "CONNECTIONS_PER_ADDRESS_MAX or CONNECTIONS_MAX";
+                warn!(action = "connection_refused", "{} finds all connections in use ({caps})", peer.ip());
                 refusals_logged = Some(Instant::now());
             }
             refuse(&stream);
@@ -110,14 +108,25 @@ pub async fn serve(listener: TcpListener, routes: Router, limits: ConnectionLimi
         };
         // Answers are small and complete: waiting to fill a packet only delays them.
         stream.set_nodelay(true).ok();
-        let stream = TimedStream::new(stream, limits.write_timeout);
-        let connection = http.serve_connection(stream, TowerToHyperService::new(routes.clone()));
+        let activity = Arc::clone(&place.activity);
+        let stream = TimedStream::new(stream, write_timeout, Arc::clone(&activity));
+        let routes = routes.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let handling = activity.handle();
+            let answer = routes.clone().call(request);
+            async move {
+                let answer = answer.await;
+                drop(handling);
+                answer
+            }
+        });
+        let connection = http.serve_connection(stream, service);
         let shutdown = shutdown.clone();
         connections.spawn(async move {
-            let _held = (permit, address, OpenConnection::count());
             let mut connection = std::pin::pin!(connection);
             let served = tokio::select! {
                 served = connection.as_mut() => served,
+                () = place.activity.replaced.cancelled() => return,
                 () = shutdown.cancelled() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
@@ -153,84 +162,9 @@ fn refuse(stream: &TcpStream) {
     stream.try_write(REFUSAL).ok();
 }
 
-/// The number of open connections, as a gauge.
-struct OpenConnection;
-
-impl OpenConnection {
-    fn count() -> Self {
-        gauge!("baton_connections").increment(1.0);
-        Self
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        gauge!("baton_connections").decrement(1.0);
-    }
-}
-
-/// Open connections of each address.
-#[derive(Default)]
-struct Addresses(Mutex<HashMap<IpAddr, usize>>);
-
-/// One open connection of an address; dropped when it ends.
-struct AddressPermit {
-    addresses: Arc<Addresses>,
-    address: IpAddr,
-}
-
-impl Addresses {
-    /// Counts one more connection; `None` if the address has `max` already.
-    fn enter(self: &Arc<Self>, address: IpAddr, max: usize) -> Option<AddressPermit> {
-        let address = counted(address);
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(address).or_default();
-        if *count >= max {
-            return None;
-        }
-        *count += 1;
-        Some(AddressPermit { addresses: Arc::clone(self), address })
-    }
-}
-
-impl Drop for AddressPermit {
-    fn drop(&mut self) {
-        let mut open = self.addresses.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                open.remove(&self.address);
-            }
-        }
-    }
-}
-
-/// The address that the cap counts. An IPv6 host chooses freely among the addresses of its /64 network.
-fn counted(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let mut segments = address.segments();
-            segments[4..].fill(0);
-            IpAddr::from(segments)
-        }
-        address => address,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_address_has_its_own_count_and_gets_it_back() {
-        let addresses = Arc::new(Addresses::default());
-        let enter = |text: &str| addresses.enter(text.parse().unwrap(), 2);
-        let first = (enter("10.0.0.1").unwrap(), enter("::ffff:10.0.0.1").unwrap());
-        assert!(enter("10.0.0.1").is_none() && enter("10.0.0.2").is_some());
-        drop(first);
-        assert!(enter("10.0.0.1").is_some());
-        assert!(addresses.0.lock().unwrap().is_empty(), "an address without connections takes no memory");
-    }
 
     #[test]
     fn a_refusal_is_a_whole_answer() {
@@ -241,13 +175,5 @@ mod tests {
                 || head.ends_with(&format!("content-length: {}", body.len()))
         );
         assert_eq!(serde_json::from_str::<serde_json::Value>(body).unwrap()["statusCode"], 503);
-    }
-
-    #[test]
-    fn the_addresses_of_one_ipv6_network_count_together() {
-        let addresses = Arc::new(Addresses::default());
-        let enter = |text: &str| addresses.enter(text.parse().unwrap(), 1);
-        let _first = enter("2001:db8:1:2::1").unwrap();
-        assert!(enter("2001:db8:1:2:ffff::9").is_none() && enter("2001:db8:1:3::1").is_some());
     }
 }

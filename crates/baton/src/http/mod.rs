@@ -8,6 +8,7 @@ pub mod descriptors;
 pub mod health;
 pub mod host;
 pub mod idempotency_header;
+pub mod open_connections;
 pub mod outgoing;
 pub mod problem;
 pub mod server;

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,23 +16,27 @@ use metrics::counter;
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
+use super::open_connections::Activity;
+
 /// A connection with a limit on how long a write may stall.
 pub struct TimedStream {
     io: TokioIo<TcpStream>,
     write_timeout: Duration,
     /// Runs while a write waits for the client.
     stalled: Option<Pin<Box<Sleep>>>,
+    activity: Arc<Activity>,
 }
 
 impl TimedStream {
     /// Wraps a connection.
-    pub fn new(stream: TcpStream, write_timeout: Duration) -> Self {
-        Self { io: TokioIo::new(stream), write_timeout, stalled: None }
+    pub fn new(stream: TcpStream, write_timeout: Duration, activity: Arc<Activity>) -> Self {
+        Self { io: TokioIo::new(stream), write_timeout, stalled: None, activity }
     }
 
     fn timed(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if written.is_ready() {
             self.stalled = None;
+            self.activity.touch();
             return written;
         }
         let write_timeout = self.write_timeout;
@@ -46,13 +51,26 @@ impl TimedStream {
     }
 }
 
+impl Drop for TimedStream {
+    fn drop(&mut self) {
+        // As above: what its client has not read is dropped with it.
+        if self.activity.replaced.is_cancelled() {
+            self.io.inner().set_zero_linger().ok();
+        }
+    }
+}
+
 impl Read for TimedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(context, buffer)
+        let read = Pin::new(&mut self.io).poll_read(context, buffer);
+        if read.is_ready() {
+            self.activity.touch();
+        }
+        read
     }
 }
 
