@@ -27,6 +27,8 @@ pub struct Lanes {
     users: Option<Arc<Slot<UsersLane>>>,
 }
 
+/// Longest time that the first attempt to open a lane delays the listener.
+const FIRST_OPEN_MAX: Duration = Duration::from_secs(60);
 /// Pause between two attempts to open a lane whose server is away.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -48,6 +50,20 @@ impl Lanes {
             slot.set(UsersLane::open(config).await?);
         }
         Ok(lanes)
+    }
+
+    /// Tries once to open each lane, so that a service whose servers are there works from its first connection on. Returns an
+    /// error that waiting does not cure.
+    pub async fn try_open(&self, config: &Config) -> anyhow::Result<()> {
+        let relay = async {
+            let Some(slot) = &self.relay else { return Ok(()) };
+            slot.try_open(&servers::relay_servers(config), Box::pin(RelayLane::open(config))).await
+        };
+        let users = async {
+            let Some(slot) = &self.users else { return Ok(()) };
+            slot.try_open(&servers::users_servers(config), Box::pin(UsersLane::open(config))).await
+        };
+        tokio::try_join!(relay, users).map(|_| ())
     }
 
     /// Opens each lane that is not open, waits for servers that are away, and calls `opened` after each. Returns on
@@ -188,6 +204,16 @@ impl<L> Slot<L> {
         if self.lane.set(lane).is_ok() {
             self.opened.cancel();
         }
+    }
+
+    async fn try_open(&self, servers: &[Server], open: impl Future<Output = anyhow::Result<L>>) -> anyhow::Result<()> {
+        match tokio::time::timeout(FIRST_OPEN_MAX, open).await {
+            Ok(Ok(lane)) => self.set(lane),
+            Ok(Err(error)) if servers::awaited(servers, &error).await.is_none() => return Err(error),
+            // Tried again while the service runs.
+            Ok(Err(_)) | Err(_) => {}
+        }
+        Ok(())
     }
 
     async fn keep_opening<F: Future<Output = anyhow::Result<L>>>(

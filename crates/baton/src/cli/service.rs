@@ -30,6 +30,10 @@ pub async fn run(config: Config, service: Service) -> anyhow::Result<ExitCode> {
     let metrics = telemetry::start_metrics()?;
     let shutdown = super::shutdown_on_signal()?;
     let lanes = Lanes::closed(service);
+    tokio::select! {
+        opened = lanes.try_open(&config) => opened?,
+        () = shutdown.cancelled() => {}
+    }
     let listeners = Listeners::bind(&config.http)?;
     let address = listeners.service.local_addr()?;
     let admin = listeners.admin.as_ref().and_then(|admin| admin.local_addr().ok()).map(|admin| admin.to_string());
