@@ -96,8 +96,9 @@ async fn a_dead_letter_queue_that_refuses_does_not_stop_the_others() {
     let summary = running.stop().await;
     assert_eq!((summary.done, summary.dead, summary.unsettled), (20_000, 0, 0), "{summary:?}");
     assert!(summary.unburied > 0, "{summary:?}");
+    // One that came back and was received again while the run stopped is leased until its lease ends.
     let depth = inner.depth().await.unwrap();
-    assert_eq!((depth.ready + depth.delayed, depth.dead), (1000, 0), "nothing is lost");
+    assert_eq!((depth.ready + depth.delayed + depth.in_flight, depth.dead), (1000, 0), "nothing is lost");
 }
 
 #[tokio::test]
