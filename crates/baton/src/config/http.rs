@@ -53,7 +53,7 @@ impl FromStr for Host {
 /// Limits of the connections that clients open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// `CONNECTIONS_MAX`: open connections; more wait to be accepted.
+    /// `CONNECTIONS_MAX`: open connections; a further one replaces a silent one, or is refused.
     pub connections_max: usize,
     /// `CONNECTIONS_PER_ADDRESS_MAX`: open connections from one address.
     pub per_address_max: usize,

@@ -216,7 +216,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Submitted rows without news: asks their relayers. Consumers share the rows: each takes some at a time. A relayer that does not answer is not asked again in this sweep.
+    /// Submitted rows without news: asks their relayers. Consumers share the rows: each takes some at a time. A relayer that
+    /// does not answer is not asked again in this sweep.
     async fn sweep_submitted(&self) -> Result<(), StoreError> {
         let mut silent: HashSet<RelayerUrl> = HashSet::new();
         let mut left = SWEEP_MAX;

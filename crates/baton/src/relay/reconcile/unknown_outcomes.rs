@@ -312,7 +312,8 @@ impl UnknownOutcomes {
         Ok(owned)
     }
 
-    /// The relayer gives no list that reaches back to the claim. A call that the chain shows is settled all the same; everything else waits.
+    /// The relayer gives no list that reaches back to the claim. A call that the chain shows is settled all the same;
+    /// everything else waits.
     async fn found_on_chain_or_postponed(&self, unresolved: &UnresolvedClaim, why: &str) -> Result<(), StoreError> {
         let one = std::slice::from_ref(unresolved);
         let Some(chain) = &self.chain else { return self.postpone(one, why).await };
