@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use baton::config::{Config, Service};
+use relayer_sim::server::ports::free_port;
 
 use crate::product;
 use crate::simulated_relayers::{RELAYER_KEY, WEBHOOK_KEY};
@@ -33,7 +34,7 @@ pub struct ServiceProcess {
 impl ServiceProcess {
     /// Starts `baton ARGS` on a free port and waits until it accepts connections.
     pub async fn start(args: &[&str], vars: &Vars) -> anyhow::Result<Self> {
-        Self::start_on(free_port()?, args, vars).await
+        Self::start_on(free_port(), args, vars).await
     }
 
     /// Starts `baton ARGS` on this port and waits until it accepts connections.
@@ -49,7 +50,7 @@ impl ServiceProcess {
     async fn start_program(program: &Path, port: u16, args: &[&str], vars: &Vars) -> anyhow::Result<Self> {
         let name = format!("{} {}", program.display(), args.join(" "));
         let mut command = Command::new(program);
-        let admin = free_port()?;
+        let admin = free_port();
         command.args(args).env_clear().env("PORT", port.to_string()).env("LOG_LEVEL", "error");
         command.env("ADMIN_PORT", admin.to_string());
         command.envs(vars.iter().map(|(name, value)| (name, value))).stdin(Stdio::null()).stdout(Stdio::null());
@@ -57,16 +58,20 @@ impl ServiceProcess {
         let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let mut service = Self { child, address: local(port), admin: local(admin) };
         let deadline = Instant::now() + START_MAX;
-        while tokio::net::TcpStream::connect(service.address).await.is_err() {
+        loop {
+            let listens = tokio::net::TcpStream::connect(service.address).await.is_ok();
+            // Asked after connecting: another process may listen on the port, and this one then ends.
             if let Some(status) = service.child.try_wait()? {
                 bail!("{name} ended at start: {status}");
+            }
+            if listens {
+                return Ok(service);
             }
             if Instant::now() > deadline {
                 bail!("{name} does not listen on {}", service.address);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Ok(service)
     }
 
     /// Peak resident memory, in MiB.
@@ -116,15 +121,4 @@ pub fn service_vars(directory: &Path, relayer_urls: &str) -> Vars {
 pub fn config(vars: &Vars) -> anyhow::Result<Config> {
     let lookup = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
     Ok(Config::from_vars(Service::Command, lookup)?)
-}
-
-/// A free port below the ephemeral range, so that no outgoing connection takes it before the service does.
-pub fn free_port() -> anyhow::Result<u16> {
-    for _ in 0..200 {
-        let port = 20_000 + rand::random::<u16>() % 10_000;
-        if std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    bail!("found no free port between 20000 and 30000")
 }

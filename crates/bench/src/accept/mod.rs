@@ -5,10 +5,12 @@ pub mod servers;
 
 use std::time::Duration;
 
+use relayer_sim::server::ports::free_port;
+
 use crate::Settings;
 use crate::cpu::MachineCpu;
 use crate::load::{self, LoadResult};
-use crate::process::{API_KEY, ServiceProcess, Vars, free_port};
+use crate::process::{API_KEY, ServiceProcess, Vars};
 use crate::report::{Report, median};
 use crate::transactions::BODY;
 
@@ -18,7 +20,7 @@ pub const PATH: &str = "/api/v1/relay/direct";
 const MEMORY_MAX_MIB: f64 = 100.0;
 
 async fn start_empty_server(vars: &Vars) -> anyhow::Result<ServiceProcess> {
-    ServiceProcess::start_own(free_port()?, &["empty-server"], vars).await
+    ServiceProcess::start_own(free_port(), &["empty-server"], vars).await
 }
 
 /// Sends direct requests over all connections for one measurement.

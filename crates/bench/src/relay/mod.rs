@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use baton::timestamp::Timestamp;
+use relayer_sim::server::ports::{free_port, free_row};
 use serde_json::Value;
 
 use crate::Settings;
 use crate::load;
-use crate::process::{API_KEY, ServiceProcess, Vars, free_port};
+use crate::process::{API_KEY, ServiceProcess, Vars};
 use crate::report::{Report, median};
 use crate::scratch::{Round, ScratchDirectory, progress};
 use crate::simulated_relayers::{RELAYER_KEY, RELAYERS, transactions_path};
@@ -39,7 +40,7 @@ struct SimulatedRelayers {
 
 impl SimulatedRelayers {
     async fn start(directory: &ScratchDirectory) -> anyhow::Result<Self> {
-        let (first_port, api_port) = (free_port()?, free_port()?);
+        let (first_port, api_port) = (free_row(RELAYERS), free_port());
         let port = first_port.to_string();
         let webhook = format!("http://127.0.0.1:{api_port}/api/v1/webhooks/oz-relayer");
         let data = directory.path().join("relayers").display().to_string();
