@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::RabbitMqState;
-use super::inbox::{DetachedDelivery, HeldDelivery};
+use super::inbox::{Announcement, DetachedDelivery, HeldDelivery};
 use super::wire::{Burial, WireMessage, earlier_deliveries};
 use crate::lock::lock;
 use crate::queue::burial_reason;
@@ -67,11 +67,14 @@ pub(super) async fn run(state: &Arc<RabbitMqState>, channel: &Channel, ended: &C
 impl ConsumeLoop<'_> {
     async fn work(&mut self) -> lapin::Result<()> {
         loop {
+            // First: the receivers can work while frames are sent.
+            self.announce();
             let next_end = self.requeue_expired();
             let acks_due = self.send_frames(false).await?;
             let idle_at = self.cancel_when_idle().await?;
             self.request_more().await?;
-            let wake_at = [next_end, acks_due, idle_at].into_iter().flatten().min();
+            let announce_at = self.announce();
+            let wake_at = [next_end, acks_due, idle_at, announce_at].into_iter().flatten().min();
             tokio::select! {
                 Some(arrival) = self.arrivals.next(), if !self.arrivals.is_empty() => self.accept_arrivals(arrival)?,
                 () = self.state.changed.notified() => {}
@@ -96,10 +99,20 @@ impl ConsumeLoop<'_> {
         if let Some((number, Some(delivery))) = next {
             self.arrive(number, delivery?);
         }
-        if lock(&self.state.inbox).should_wake_receivers(Instant::now()) {
-            self.state.arrived.notify_waiters();
-        }
         Ok(())
+    }
+
+    /// Wakes the waiting receivers if there are messages for them, or returns when to do so.
+    fn announce(&self) -> Option<Instant> {
+        let announcement = lock(&self.state.inbox).announce(Instant::now());
+        match announcement {
+            Announcement::Nothing => None,
+            Announcement::Later(at) => Some(at),
+            Announcement::Now => {
+                self.state.arrived.notify_waiters();
+                None
+            }
+        }
     }
 
     fn arrive(&mut self, number: u32, delivery: Delivery) {

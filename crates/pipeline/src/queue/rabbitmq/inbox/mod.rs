@@ -55,6 +55,8 @@ pub(super) struct Inbox {
     last_token: u64,
     /// Deliveries that no receive has taken, by tag.
     buffer: BTreeMap<u64, HeldDelivery>,
+    /// Whether the buffer has messages that arrived since the receivers were last woken.
+    unannounced: bool,
     /// When a receive last took messages.
     taken_at: Option<Instant>,
     leases: HashMap<u64, (Instant, HeldDelivery)>,
@@ -83,6 +85,16 @@ pub(super) struct Frames {
     pub(super) returns: Vec<u64>,
     /// The consumer of each acknowledged or returned delivery.
     pub(super) consumers: Vec<u32>,
+}
+
+/// Whether waiting receivers must learn of buffered messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Announcement {
+    /// They know of all of them.
+    Nothing,
+    Now,
+    /// At the end of the batching window.
+    Later(Instant),
 }
 
 impl Inbox {
@@ -125,6 +137,7 @@ impl Inbox {
 
     /// Buffers a delivery for the next receiver.
     pub(super) fn buffer(&mut self, held: HeldDelivery) {
+        self.unannounced = true;
         self.buffer.insert(held.tag, held);
     }
 
@@ -154,9 +167,22 @@ impl Inbox {
         self.taken_at.map(|at| at + BATCHING_WINDOW).filter(|until| now < *until && self.buffer.len() < wanted)
     }
 
-    /// Whether waiting receivers should look again.
-    pub(super) fn should_wake_receivers(&self, now: Instant) -> bool {
-        !self.buffer.is_empty() && self.batching_until(self.demand, now).is_none()
+    /// Whether to wake the waiting receivers now, and if not, when to ask again.
+    ///
+    /// A receiver that started to wait before the last receive does not know that a batching window began, so it does not
+    /// look again at the window's end by itself.
+    pub(super) fn announce(&mut self, now: Instant) -> Announcement {
+        if !self.unannounced || self.buffer.is_empty() {
+            self.unannounced = false;
+            return Announcement::Nothing;
+        }
+        match self.batching_until(self.demand, now) {
+            Some(until) => Announcement::Later(until),
+            None => {
+                self.unannounced = false;
+                Announcement::Now
+            }
+        }
     }
 
     /// Leases up to `max` buffered messages, oldest first.

@@ -185,16 +185,30 @@ fn fewer_messages_than_demanded_wait_only_within_the_batching_window() {
     let (mut inbox, now) = connected(7);
     inbox.add_demand(3);
     arrive(&mut inbox, 1, "a", 0);
-    assert!(inbox.should_wake_receivers(now), "first message after a pause");
+    assert_eq!(inbox.announce(now), Announcement::Now, "first message after a pause");
+    assert_eq!(inbox.announce(now), Announcement::Nothing, "the receivers have been woken");
     assert_eq!(inbox.batching_until(3, now), None);
     inbox.take(3, now, LEASE);
     arrive(&mut inbox, 2, "b", 0);
     let until = inbox.batching_until(3, now).expect("one of three, right after a receive");
-    assert!(!inbox.should_wake_receivers(now));
     assert_eq!(inbox.batching_until(1, now), None, "as many as demanded");
     assert_eq!(inbox.batching_until(3, until), None, "the window has passed");
-    assert!(inbox.should_wake_receivers(until));
     arrive(&mut inbox, 3, "c", 0);
     arrive(&mut inbox, 4, "d", 0);
-    assert!(inbox.should_wake_receivers(now), "all that are demanded");
+    assert_eq!(inbox.announce(now), Announcement::Now, "all that are demanded");
+}
+
+#[test]
+fn receivers_are_woken_at_the_end_of_the_batching_window() {
+    let (mut inbox, now) = connected(7);
+    // This receiver waits; another one takes the first message before the waiting receiver is woken.
+    inbox.add_demand(3);
+    arrive(&mut inbox, 1, "a", 0);
+    inbox.take(3, now, LEASE);
+    assert_eq!(inbox.announce(now), Announcement::Nothing);
+    arrive(&mut inbox, 2, "b", 0);
+    let until = now + BATCHING_WINDOW;
+    assert_eq!(inbox.announce(now), Announcement::Later(until));
+    assert_eq!(inbox.announce(until), Announcement::Now);
+    assert_eq!(inbox.announce(until), Announcement::Nothing);
 }
