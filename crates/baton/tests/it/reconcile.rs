@@ -113,6 +113,8 @@ struct Fixture {
     guarded: Arc<GuardedStore>,
     me: ConsumerId,
     reconciler: Arc<Reconciler>,
+    pool: Arc<Pool>,
+    settings: ReconcilerSettings,
     _directory: tempfile::TempDir,
 }
 
@@ -152,8 +154,24 @@ impl Fixture {
             question_timeout: Duration::from_secs(1),
         };
         let me = ConsumerId::generate();
-        let reconciler = Arc::new(Reconciler::new(Arc::clone(&guarded), pool, me.clone(), settings, None));
-        Self { queue, guarded, me, reconciler, _directory: directory }
+        let reconciler = Reconciler::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone(), None);
+        Self { queue, guarded, me, reconciler: Arc::new(reconciler), pool, settings, _directory: directory }
+    }
+
+    /// The reconciler of another consumer.
+    fn another(&self, dead_letters_every: Duration) -> Reconciler {
+        let settings = ReconcilerSettings { dead_letters_every, ..self.settings.clone() };
+        Reconciler::new(Arc::clone(&self.guarded), Arc::clone(&self.pool), ConsumerId::generate(), settings, None)
+    }
+
+    /// Dead letters of unknown transactions: they stay where they are, so that every page has to be read.
+    async fn bury_unknown(&self, count: usize) {
+        let bodies: Vec<_> = (0..count).map(|_| self.guarded.message(&row(now().0))).collect();
+        assert!(TransactionMessage::parse(&bodies[0].body).is_ok());
+        assert!(self.queue.send(&bodies).await.iter().all(Result::is_ok));
+        for message in self.queue.receive(count, Duration::ZERO).await.unwrap() {
+            self.queue.bury(&[(message.receipt, "test".to_owned())]).await;
+        }
     }
 }
 
@@ -161,15 +179,38 @@ impl Fixture {
 async fn all_dead_letters_are_swept_in_linear_time() {
     const LETTERS: usize = 2000;
     let fixture = Fixture::new().await;
-    // Letters of unknown transactions stay where they are, so that every page has to be read.
-    let bodies: Vec<_> = (0..LETTERS).map(|_| fixture.guarded.message(&row(now().0))).collect();
-    assert!(TransactionMessage::parse(&bodies[0].body).is_ok());
-    assert!(fixture.queue.send(&bodies).await.iter().all(Result::is_ok));
-    for message in fixture.queue.receive(LETTERS, Duration::ZERO).await.unwrap() {
-        fixture.queue.bury(&[(message.receipt, "test".to_owned())]).await;
-    }
+    fixture.bury_unknown(LETTERS).await;
     fixture.reconciler.sweep(Sweep::DeadLetters).await.unwrap();
     assert_eq!(fixture.queue.letters_read.load(Ordering::SeqCst), LETTERS, "each letter is read once");
+}
+
+/// Every reconciler read all of them.
+#[tokio::test]
+async fn consumers_take_turns_at_the_dead_letters_and_a_dead_one_loses_its_turn() {
+    let fixture = Fixture::new().await;
+    fixture.bury_unknown(1).await;
+    let letters_read = || fixture.queue.letters_read.load(Ordering::SeqCst);
+    let pause = Duration::from_secs(3600);
+    let consumers: Vec<_> = (0..4).map(|_| fixture.another(pause)).collect();
+    for consumer in &consumers {
+        consumer.sweep(Sweep::DeadLetters).await.unwrap();
+    }
+    assert_eq!(letters_read(), 1, "one of four consumers sweeps");
+
+    // One that died in the middle of its sweep.
+    let fixture = Fixture::new().await;
+    fixture.bury_unknown(1).await;
+    let (store, clock) = (&fixture.guarded.store, &fixture.guarded.clock);
+    let until = clock.now() + Duration::from_millis(300);
+    assert!(store.lease_sweep(Sweep::DeadLetters.name(), None, clock.now(), until).await.unwrap());
+    let consumer = fixture.another(pause);
+    let letters_read = || fixture.queue.letters_read.load(Ordering::SeqCst);
+    eventually(SOON, "the next consumer's sweep", || async {
+        consumer.sweep(Sweep::DeadLetters).await.unwrap();
+        (letters_read() > 0).then_some(())
+    })
+    .await;
+    assert!(clock.now() >= until, "the lease had ended");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

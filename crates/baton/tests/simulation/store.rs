@@ -225,6 +225,24 @@ impl TransactionStore for SimStore {
         .await
     }
 
+    async fn lease_sweep(
+        &self,
+        sweep: &'static str,
+        held: Option<Timestamp>,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<bool, StoreError> {
+        self.write(|world| {
+            let lease = world.sweep_leases.entry(sweep).or_insert(Timestamp(i64::MIN));
+            let free = *lease <= now || Some(*lease) == held;
+            if free {
+                *lease = until;
+            }
+            Ok(free)
+        })
+        .await
+    }
+
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
         self.read(|world| {
             let mut claimed = self.rows(world, |row| row.claim.is_some());

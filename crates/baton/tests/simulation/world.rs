@@ -215,6 +215,8 @@ pub struct World {
     pub bound_ever: Vec<(RelayerTxId, TransactionId)>,
     pub early: Vec<(RelayerTxId, String)>,
     pub heartbeats: Vec<(ConsumerId, Timestamp)>,
+    /// Until when a consumer has each shared sweep.
+    pub sweep_leases: BTreeMap<&'static str, Timestamp>,
     pub nonces: Vec<(Signer, u64, TransactionId)>,
     // The queue.
     pub queue: Vec<Queued>,
@@ -363,6 +365,7 @@ impl World {
             bound_ever: Vec::new(),
             early: Vec::new(),
             heartbeats: Vec::new(),
+            sweep_leases: BTreeMap::new(),
             nonces: Vec::new(),
             queue: Vec::new(),
             dead: Vec::new(),

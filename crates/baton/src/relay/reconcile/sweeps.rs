@@ -1,6 +1,6 @@
 //! The sweeps: every row that is not final has a time at which the reconciler looks at it. Unclaimed rows are queued again,
-//! relayers are asked about submitted rows without news, and messages that the queue buried too early are put back. Claims
-//! of unknown outcome are settled in [`crate::relay::reconcile::unknown_outcomes`].
+//! and relayers are asked about submitted rows without news. Claims of unknown outcome are settled in
+//! [`crate::relay::reconcile::unknown_outcomes`], and dead letters swept in [`crate::relay::reconcile::dead_letter_sweep`].
 //!
 //! Each sweep has a task of its own, so that a relayer that does not answer holds up only its own questions. A sweep that
 //! is stopped half-way leaves nothing behind: each row is moved by one guarded save. Each finding is counted; a healthy
@@ -13,28 +13,25 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use metrics::counter;
-use pipeline::MessageId;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::config::RelayMode;
-use crate::dead_letters::page_size;
 use crate::relay::reconcile::chain_check::{ChainCheck, Looked, RelayerWord};
 use crate::relay::reconcile::unknown_outcomes::UnknownOutcomes;
 use crate::relay::relayer::client::{RelayerClient, describe};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::relayer::wire;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::transaction::{ConsumerId, Forgotten, Progress, Refused, RelayerUrl, Status, Transaction};
+use crate::relay::state::transaction::{ConsumerId, Forgotten, Progress, Refused, RelayerUrl, Transaction};
 use crate::relay::store::{Due, EARLY_WEBHOOK_LIFETIME, StoreError};
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
 
 /// Runs the sweeps.
 pub struct Reconciler {
-    guarded: Arc<GuardedStore>,
+    pub(super) guarded: Arc<GuardedStore>,
     pool: Arc<Pool>,
     me: ConsumerId,
     settings: ReconcilerSettings,
@@ -140,7 +137,7 @@ impl Reconciler {
             Sweep::Claims => self.sweep_claims().await,
             Sweep::Submitted => self.sweep_submitted().await,
             Sweep::Waiting => self.sweep_waiting().await,
-            Sweep::DeadLetters => self.sweep_dead_letters().await,
+            Sweep::DeadLetters => self.share_dead_letter_sweep().await,
             Sweep::CleanUp => {
                 let before = self.guarded.clock.now() - EARLY_WEBHOOK_LIFETIME;
                 self.guarded.store.forget(before).await.map(|_| ())
@@ -387,65 +384,6 @@ impl Reconciler {
         match self.guarded.update(row.id, decide).await? {
             Updated::Moved(row) => Ok(Some(*row)),
             Updated::Refused(..) | Updated::Missing => Ok(None),
-        }
-    }
-
-    /// A dead letter whose row has attempts left is put back if the queue buried it: the receive count is only a
-    /// backstop. If a handler buried it, the row is marked as failed. A dead letter whose row ended well, or is with a
-    /// relayer, is discarded.
-    async fn sweep_dead_letters(&self) -> Result<(), StoreError> {
-        let mut after: Option<MessageId> = None;
-        let page_size = page_size(&*self.guarded.queue);
-        loop {
-            let Ok(dead_letters) = self.guarded.queue.dead_letters(after.as_ref(), page_size).await else {
-                return Ok(());
-            };
-            let (mut back, mut over) = (Vec::new(), Vec::new());
-            for dead_letter in &dead_letters {
-                let Ok(message) = TransactionMessage::parse(&dead_letter.body) else { continue };
-                let row = match self.guarded.store.get(message.transaction_id()).await {
-                    Ok(Some(row)) => row,
-                    Err(failure) if failure.is_transient() => return Err(failure),
-                    // No row, or one that cannot be read: left for an operator.
-                    Ok(None) | Err(_) => continue,
-                };
-                if row.status == Status::Failed {
-                    continue;
-                }
-                if row.needs_no_message() {
-                    over.push(dead_letter.id.clone());
-                    continue;
-                }
-                // A row that moved after the burial was reopened by an operator whose replay was interrupted.
-                let buried_at = Timestamp::from(dead_letter.buried_at);
-                if dead_letter.by_queue || row.claim.is_some() || row.updated_at > buried_at {
-                    warn!(transactionId = %row.id, action = "put_back", "its message was buried ({}), but it has attempts left", dead_letter.reason);
-                    back.push(dead_letter.id.clone());
-                } else {
-                    counter!("baton_reconciler_total", "finding" => "dead-letter-unmarked").increment(1);
-                    let now = self.guarded.clock.now();
-                    self.guarded.update(row.id, |row| row.abandon(&dead_letter.reason, now)).await?;
-                }
-            }
-            let last = dead_letters
-                .last()
-                .map(|dead_letter| dead_letter.id.clone())
-                .filter(|_| dead_letters.len() == page_size);
-            // The next page starts after a dead letter that is still there: moved and discarded ones are skipped.
-            let moved: HashSet<&MessageId> = back.iter().chain(&over).collect();
-            after = dead_letters
-                .iter()
-                .rev()
-                .map(|dead_letter| &dead_letter.id)
-                .find(|id| !moved.contains(id))
-                .cloned()
-                .or(after);
-            counter!("baton_reconciler_total", "finding" => "dead-letter-put-back").increment(back.len() as u64);
-            self.guarded.queue.replay(&back, Duration::ZERO).await;
-            self.guarded.queue.discard(&over).await;
-            if last.is_none() {
-                return Ok(());
-            }
         }
     }
 }

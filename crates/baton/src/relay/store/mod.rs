@@ -91,6 +91,16 @@ pub trait TransactionStore: Send + Sync + 'static {
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError>;
 
+    /// Takes the lease of a sweep that consumers share, until `until`: if it has ended, was never taken, or is the one that
+    /// ends at `held`. Returns whether it was taken. A consumer that dies stops the sweep for the rest of its lease.
+    async fn lease_sweep(
+        &self,
+        sweep: &'static str,
+        held: Option<Timestamp>,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<bool, StoreError>;
+
     /// Rows with a claim, newest first.
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError>;
 

@@ -11,6 +11,7 @@ use super::fixture::{StoreFixture, now};
 on_every_database! {
     a_due_row_is_leased_to_one_consumer_until_its_lease_ends
     a_lease_does_not_stop_a_concurrent_save
+    a_sweep_is_leased_to_one_consumer_until_its_lease_ends
     every_filter_of_the_list_has_an_index
 }
 
@@ -51,6 +52,27 @@ async fn a_lease_does_not_stop_a_concurrent_save(fixture: &StoreFixture) {
     let later = row.check_later(at + Duration::from_secs(600), now()).unwrap();
     assert!(matches!(fixture.store.save(&later).await.unwrap(), baton::relay::store::Saved::Yes { .. }));
     assert!(fixture.store.due(Due::Bound, at + Duration::from_secs(15), 10).await.unwrap().is_empty());
+}
+
+async fn a_sweep_is_leased_to_one_consumer_until_its_lease_ends(fixture: &StoreFixture) {
+    let store = &fixture.store;
+    let (at, until) = (now(), now() + Duration::from_secs(30));
+    let lease = |held, at, until| store.lease_sweep("one", held, at, until);
+    // Eight consumers at once, also for the first lease of all.
+    let taken = futures::future::join_all((0..8).map(|_| lease(None, at, until))).await;
+    assert_eq!(taken.into_iter().filter(|taken| *taken.as_ref().unwrap()).count(), 1);
+    let just_before = until - Duration::from_millis(1);
+    assert!(!lease(None, just_before, until + Duration::from_secs(30)).await.unwrap(), "it is held");
+    assert!(store.lease_sweep("another", None, at, until).await.unwrap(), "each sweep has its own");
+    // Its holder renews it, and only its holder.
+    let later = until + Duration::from_secs(10);
+    assert!(!lease(Some(just_before), at, later).await.unwrap());
+    assert!(lease(Some(until), at, later).await.unwrap());
+    assert!(!lease(None, until, later + Duration::from_secs(30)).await.unwrap());
+    // Its holder died.
+    let last = later + Duration::from_secs(30);
+    assert!(lease(None, later, last).await.unwrap());
+    assert!(!lease(Some(later), later, last + Duration::from_secs(1)).await.unwrap(), "the earlier holder lost it");
 }
 
 async fn every_filter_of_the_list_has_an_index(fixture: &StoreFixture) {

@@ -1,4 +1,5 @@
-//! Takes rows whose check is due for one consumer: their next check moves into the future before the consumer looks.
+//! Takes work for one consumer: rows whose check is due, which moves into the future before the consumer looks, and whole
+//! sweeps.
 
 use sqlx::{AssertSqlSafe, Row};
 
@@ -61,4 +62,28 @@ pub(super) async fn lease_due(
         .await?;
     let leased = super::readable(rows).into_iter().map(|row| Transaction { check_at: Some(until), ..row });
     Ok(leased.collect())
+}
+
+/// Whether the lease of this sweep was taken.
+pub(super) async fn lease_sweep(
+    pool: &Pool,
+    sweep: &'static str,
+    held: Option<Timestamp>,
+    now: Timestamp,
+    until: Timestamp,
+) -> Result<bool, StoreError> {
+    const ADD: &str = "INSERT IGNORE INTO sweep_leases (sweep, until) VALUES (?, '2000-01-01')";
+    const TAKE: &str = "UPDATE sweep_leases SET until = ? WHERE sweep = ? AND (until <= ? OR until = ?)";
+    pool.transact(work!(connection => {
+        let take = || {
+            let taken = sqlx::query(TAKE).bind(datetime(until)).bind(sweep).bind(datetime(now));
+            taken.bind(held.map(datetime))
+        };
+        let mut taken = take().execute(&mut *connection).await?.rows_affected();
+        if taken == 0 && sqlx::query(ADD).bind(sweep).execute(&mut *connection).await?.rows_affected() > 0 {
+            taken = take().execute(connection).await?.rows_affected();
+        }
+        Ok(End::Keep(taken > 0))
+    }))
+    .await
 }

@@ -326,6 +326,16 @@ impl TransactionStore for MySqlStore {
         lease::lease_due(&self.pool, kind, now, until, max).await
     }
 
+    async fn lease_sweep(
+        &self,
+        sweep: &'static str,
+        held: Option<Timestamp>,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<bool, StoreError> {
+        lease::lease_sweep(&self.pool, sweep, held, now, until).await
+    }
+
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
         const SQL: &str =
             concat!("SELECT ", columns!(), " FROM transactions WHERE waits_for = 'claimed' ORDER BY id DESC LIMIT ?");

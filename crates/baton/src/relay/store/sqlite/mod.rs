@@ -37,7 +37,7 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 7] = [
+const MIGRATIONS: [&str; 8] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
@@ -45,6 +45,7 @@ const MIGRATIONS: [&str; 7] = [
     include_str!("../../../../migrations/sqlite/0005_relayer_rows.sql"),
     include_str!("../../../../migrations/sqlite/0006_chain_evidence.sql"),
     include_str!("../../../../migrations/sqlite/0007_lists_and_failed_forwards.sql"),
+    include_str!("../../../../migrations/sqlite/0008_sweep_leases.sql"),
 ];
 
 impl SqliteStore {
@@ -383,6 +384,25 @@ impl TransactionStore for SqliteStore {
             rows.collect::<Result<Vec<_>, _>>()
         });
         Ok(readable(rows.await?))
+    }
+
+    async fn lease_sweep(
+        &self,
+        sweep: &'static str,
+        held: Option<Timestamp>,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<bool, StoreError> {
+        self.write(move |connection| {
+            let taken = connection
+                .prepare_cached(
+                    "INSERT INTO sweep_leases (sweep, until) VALUES (?1, ?2) \
+                     ON CONFLICT (sweep) DO UPDATE SET until = ?2 WHERE until <= ?3 OR until = ?4",
+                )?
+                .execute(params![sweep, until.0, now.0, held.map(|held| held.0)])?;
+            Ok(taken > 0)
+        })
+        .await
     }
 
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
