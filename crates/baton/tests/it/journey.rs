@@ -150,8 +150,11 @@ async fn a_transaction_known_only_to_a_relayer_is_found_and_stored() {
     let (status, found) = relay.get(&format!("/api/v1/relay/status/{id}")).await;
     assert_eq!(status, 200, "{found}");
     assert_eq!((&found["ozRelayerTxId"], &found["value"]), (&json!(id), &json!("3")));
+    // Listed where it belongs by its time, although its id sorts anywhere.
+    let later = relay.send_serial(1).await;
     let (_, page) = relay.get("/api/v1/relay/transactions").await;
-    assert_eq!(page["transactions"].as_array().unwrap().len(), 1, "stored: {page}");
+    let listed: Vec<_> = page["transactions"].as_array().unwrap().iter().map(|row| &row["transactionId"]).collect();
+    assert_eq!(listed, [&json!(later), &json!(id)], "{page}");
 }
 
 #[tokio::test]

@@ -318,11 +318,8 @@ async fn lists_are_filtered_and_paged_newest_first(fixture: &StoreFixture) {
     assert_eq!(list(Filter { kind: Some(Kind::Direct), ..Filter::default() }, None, 10).await.len(), 7);
     let relayer = Some(RelayerUrl("http://r1".into()));
     assert_eq!(list(Filter { relayer, ..Filter::default() }, None, 10).await, [claimed.id, bound.id]);
-    let at = |id: TransactionId| {
-        let (seconds, nanoseconds) = id.0.get_timestamp().unwrap().to_unix();
-        Timestamp(i64::try_from(seconds * 1000 + u64::from(nanoseconds) / 1_000_000).unwrap())
-    };
-    let (newest, oldest) = (at(ids[0]), at(ids[6]));
+    let at = async |id| store.get(id).await.unwrap().unwrap().created_at;
+    let (newest, oldest) = (at(ids[0]).await, at(ids[6]).await);
     let after = Timestamp(newest.0 + 1);
     assert_eq!(list(Filter { from: Some(oldest), until: Some(after), ..Filter::default() }, None, 10).await, ids);
     assert_eq!(list(Filter { until: Some(oldest), ..Filter::default() }, None, 10).await, []);

@@ -21,6 +21,7 @@ use crate::relay::state::transaction::{
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::GuardedStore;
 use crate::relay::update::view;
+use crate::timestamp::Timestamp;
 
 /// Looks transactions up.
 pub struct StatusLookup {
@@ -163,7 +164,8 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &
     if DirectRequest::parse(&readable).ok()? != request {
         return None;
     }
-    let created = report.created_at.unwrap_or(now);
+    // By the relayer's clock, which may be wrong.
+    let created = report.created_at.map_or(now, |at| at.clamp(Timestamp(0), now));
     let mut row = Transaction::accepted(id, &request, "imported".to_owned(), created, &guarded.timings);
     row.imported = true;
     row.status = Status::Submitted;

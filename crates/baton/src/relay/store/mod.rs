@@ -70,7 +70,8 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// A row's timeline, oldest first.
     async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError>;
 
-    /// A page of rows, newest first.
+    /// A page of rows, newest first by the time of their creation; the rows that follow the row `before`, and none if there
+    /// is no such row.
     async fn list(
         &self,
         filter: &Filter,
@@ -233,6 +234,15 @@ pub struct BoundRecord {
     pub at: Timestamp,
 }
 
+/// A place in the list: a row's creation time and its id. Ids alone would not do: an imported row has its relayer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListPlace {
+    /// When the row was accepted, or created at its relayer.
+    pub created_at: Timestamp,
+    /// Decides between rows of one millisecond.
+    pub id: TransactionId,
+}
+
 /// Which rows to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
@@ -253,13 +263,13 @@ pub struct Filter {
 impl Filter {
     /// The index that leaves the fewest rows to look at; each has its rows in the order of the list. Named in the
     /// statement: a planner without statistics may prefer to go through the table.
-    pub(crate) fn index(&self) -> Option<&'static str> {
+    pub(crate) fn index(&self) -> &'static str {
         match self {
-            Self { outcome_unknown: true, .. } => Some("transactions_in_doubt"),
-            Self { relayer: Some(_), .. } => Some("transactions_relayer"),
-            Self { status: Some(_), .. } => Some("transactions_status"),
-            Self { kind: Some(_), .. } => Some("transactions_type"),
-            _ => None,
+            Self { outcome_unknown: true, .. } => "transactions_in_doubt",
+            Self { relayer: Some(_), .. } => "transactions_relayer",
+            Self { status: Some(_), .. } => "transactions_status",
+            Self { kind: Some(_), .. } => "transactions_type",
+            _ => "transactions_created_at",
         }
     }
 }

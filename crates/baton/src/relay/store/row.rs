@@ -26,13 +26,6 @@ pub(super) fn timeline_max(step: &Step) -> u32 {
     if step.action == "webhook-ignored" { TIMELINE_IGNORED_MAX } else { TIMELINE_ENTRIES_MAX }
 }
 
-/// The smallest UUIDv7 of that millisecond.
-pub(super) fn first_id_at(at: Timestamp) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..6].copy_from_slice(&u64::try_from(at.0).unwrap_or(0).to_be_bytes()[2..]);
-    bytes
-}
-
 /// Relayer, relayer transaction id, bound at, progress, nonce, forgotten since.
 pub(super) type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<u64>, Option<i64>);
 

@@ -9,7 +9,7 @@ use baton::relay::request::forward::GaslessRequest;
 use baton::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
 use baton::relay::store::sqlite::SqliteStore;
-use baton::relay::store::{Filter, Saved, StoreError, TransactionStore};
+use baton::relay::store::{Filter, ListPlace, Saved, StoreError, TransactionStore};
 use baton::timestamp::Timestamp;
 use pipeline::sqlite::Database;
 use serde_json::json;
@@ -57,12 +57,12 @@ impl StoreFixture {
     }
 
     /// How the database reads this list.
-    pub async fn list_plan(&self, filter: &Filter) -> Vec<String> {
+    pub async fn list_plan(&self, filter: &Filter, before: Option<ListPlace>) -> Vec<String> {
         match &self.database {
-            TestDatabase::Sqlite { store, .. } => store.list_plan(filter).await.unwrap(),
+            TestDatabase::Sqlite { store, .. } => store.list_plan(filter, before).await.unwrap(),
             TestDatabase::MySql(schema) => {
                 let store = MySqlStore::open(&schema.options()).await.unwrap();
-                store.list_plan(filter).await.unwrap()
+                store.list_plan(filter, before).await.unwrap()
             }
         }
     }

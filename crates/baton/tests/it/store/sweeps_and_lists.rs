@@ -3,16 +3,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use baton::relay::state::transaction::{Kind, RelayerUrl, Status};
-use baton::relay::store::{Due, Filter};
+use baton::relay::state::transaction::{Kind, RelayerUrl, Status, Transaction, TransactionId};
+use baton::relay::store::{Due, Filter, ListPlace};
+use baton::timestamp::Timestamp;
+use uuid::Uuid;
 
-use super::fixture::{StoreFixture, now};
+use super::fixture::{StoreFixture, now, row};
 
 on_every_database! {
     a_due_row_is_leased_to_one_consumer_until_its_lease_ends
     a_lease_does_not_stop_a_concurrent_save
     a_sweep_is_leased_to_one_consumer_until_its_lease_ends
     every_filter_of_the_list_has_an_index
+    imported_rows_are_listed_by_their_creation
 }
 
 async fn a_due_row_is_leased_to_one_consumer_until_its_lease_ends(fixture: &StoreFixture) {
@@ -85,15 +88,72 @@ async fn every_filter_of_the_list_has_an_index(fixture: &StoreFixture) {
         (Filter { kind: Some(Kind::Gasless), ..Filter::default() }, "transactions_type"),
         (Filter { relayer, ..Filter::default() }, "transactions_relayer"),
         (Filter { outcome_unknown: true, ..Filter::default() }, "transactions_in_doubt"),
+        (Filter::default(), "transactions_created_at"),
     ];
+    let place = Some(ListPlace { created_at: now(), id: TransactionId::generate() });
     for (filter, index) in filters {
-        let plan = fixture.list_plan(&filter).await;
-        assert_eq!(plan.len(), 1, "one step, without a sort: {plan:?}");
-        assert!(plan[0].contains(index) && !plan[0].contains("filesort"), "{filter:?}: {plan:?}");
-        // Within a time, and combined, the same index is used.
-        let hour = Duration::from_secs(3600);
-        let combined = Filter { from: Some(now() - hour), until: Some(now() + hour), ..filter };
-        let plan = fixture.list_plan(&combined).await;
-        assert!(plan.len() == 1 && plan[0].contains(index), "{plan:?}");
+        for before in [None, place] {
+            let plan = fixture.list_plan(&filter, before).await;
+            assert_eq!(plan.len(), 1, "one step, without a sort: {plan:?}");
+            assert!(plan[0].contains(index) && !plan[0].contains("filesort"), "{filter:?}: {plan:?}");
+            // A page begins where the one before ended, instead of counting up to there.
+            let looked_up = ["created_at)<", "created_at<", "(created_at,id)<", "by range"];
+            let is_looked_up = looked_up.iter().any(|text| plan[0].contains(text));
+            assert!(before.is_none() || is_looked_up, "{filter:?}: {plan:?}");
+            // Within a time, and combined, the same index is used.
+            let hour = Duration::from_secs(3600);
+            let combined = Filter { from: Some(now() - hour), until: Some(now() + hour), ..filter.clone() };
+            let plan = fixture.list_plan(&combined, before).await;
+            assert!(plan.len() == 1 && plan[0].contains(index) && !plan[0].contains("filesort"), "{plan:?}");
+        }
     }
+}
+
+/// A row as a status lookup imports it: with its relayer's id, which is random.
+fn imported(id: Uuid, created_at: Timestamp) -> Transaction {
+    let mut row = row(created_at.0);
+    (row.id, row.imported) = (TransactionId(id), true);
+    row
+}
+
+/// They sorted as newest.
+async fn imported_rows_are_listed_by_their_creation(fixture: &StoreFixture) {
+    let store = &fixture.store;
+    let day = Duration::from_secs(86_400);
+    let base = now();
+    let at = |days: u32| base - day * days;
+    let mut rows: Vec<Transaction> = (1..=6).map(|days| row(at(2 * days).0)).collect();
+    // Between them, of one millisecond, and with ids that sort before and after all of Baton's.
+    for (id, days) in [(u128::MAX, 3), (1, 3), (u128::MAX / 2, 7), (u128::MAX - 1, 30)] {
+        let created_at = if days == 3 { rows[0].created_at - day } else { at(days) };
+        rows.push(imported(Uuid::from_u128(id), created_at));
+    }
+    store.insert(&rows).await.unwrap();
+    rows.sort_by_key(|row| std::cmp::Reverse((row.created_at, row.id)));
+    let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+    let filters = [
+        Filter::default(),
+        Filter { status: Some(Status::Pending), ..Filter::default() },
+        Filter { kind: Some(Kind::Direct), ..Filter::default() },
+    ];
+    for filter in filters {
+        for size in [1, 3, 100] {
+            let (mut listed, mut before) = (Vec::new(), None);
+            loop {
+                let page = store.list(&filter, before, size).await.unwrap();
+                listed.extend(page.iter().map(|row| row.id));
+                match page.last() {
+                    Some(last) => before = Some(last.id),
+                    None => break,
+                }
+            }
+            assert_eq!(listed, ids, "{filter:?}, {size} a page");
+        }
+    }
+    let between = Filter { from: Some(at(8)), until: Some(at(5)), ..Filter::default() };
+    let listed: Vec<_> = store.list(&between, None, 10).await.unwrap().iter().map(|row| row.created_at).collect();
+    let expected: Vec<_> =
+        rows.iter().map(|row| row.created_at).filter(|created| (at(8)..at(5)).contains(created)).collect();
+    assert_eq!(listed, expected);
+    assert_eq!(listed.len(), 3, "days 6, 7 and 8");
 }

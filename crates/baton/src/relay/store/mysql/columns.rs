@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::state::transaction::{FailedBy, Status, Transaction, TransactionId};
 use crate::relay::store::StoreError;
-use crate::relay::store::row::{RawRow, first_id_at};
+use crate::relay::store::row::RawRow;
 use crate::timestamp::Timestamp;
 
 /// A statement with its values so far.
@@ -233,11 +233,6 @@ pub(super) fn id(id: TransactionId) -> String {
 /// A stored id.
 pub(super) fn parse_id(text: &str) -> Option<TransactionId> {
     Uuid::try_parse(text).ok().map(TransactionId)
-}
-
-/// Ids begin with the time, so a bound on the time is a bound on the id.
-pub(super) fn first_stored_id_at(at: Timestamp) -> String {
-    id(TransactionId(Uuid::from_bytes(first_id_at(at))))
 }
 
 /// A moment as it is stored: to the millisecond, in UTC. What no DATETIME can hold becomes the nearest that it can.

@@ -2,15 +2,16 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::MySqlStore;
-use super::columns::{columns, first_stored_id_at};
+use super::columns::{columns, id};
 use super::outcome::work;
 use super::values::{Value, bind_all};
-use crate::relay::state::transaction::TransactionId;
-use crate::relay::store::{Filter, StoreError};
+use super::{MySqlStore, moment};
+use crate::relay::state::transaction::{Transaction, TransactionId};
+use crate::relay::store::{Filter, ListPlace, StoreError};
+use crate::timestamp::Timestamp;
 
 /// The statement and its values.
-pub(super) fn statement(filter: &Filter, before: Option<TransactionId>, max: usize) -> (String, Vec<Value>) {
+pub(super) fn statement(filter: &Filter, before: Option<ListPlace>, max: usize) -> (String, Vec<Value>) {
     let mut conditions = vec!["1 = 1"];
     let mut values = Vec::new();
     let mut add = |condition: &'static str, value: Value| {
@@ -27,13 +28,16 @@ pub(super) fn statement(filter: &Filter, before: Option<TransactionId>, max: usi
         add("relayer = ?", Value::Text(relayer.0.clone()));
     }
     if let Some(from) = filter.from {
-        add("id >= ?", Value::Text(first_stored_id_at(from)));
+        add("createdAt >= ?", Value::from(from));
     }
     if let Some(until) = filter.until {
-        add("id < ?", Value::Text(first_stored_id_at(until)));
+        add("createdAt < ?", Value::from(until));
     }
     if let Some(before) = before {
-        add("id < ?", Value::from(before));
+        // A comparison of pairs would not be looked up in the index.
+        add("createdAt <= ?", Value::from(before.created_at));
+        add("(createdAt < ? OR id < ?)", Value::from(before.created_at));
+        values.push(Value::from(before.id));
     }
     if filter.outcome_unknown {
         conditions.push("in_doubt = 1 AND check_at IS NOT NULL");
@@ -41,20 +45,52 @@ pub(super) fn statement(filter: &Filter, before: Option<TransactionId>, max: usi
     values.push(Value::from(max));
     let conditions = conditions.join(" AND ");
     let columns = columns!();
-    let index = filter.index().map(|name| format!(" FORCE INDEX ({name})")).unwrap_or_default();
-    (format!("SELECT {columns} FROM transactions{index} WHERE {conditions} ORDER BY id DESC LIMIT ?"), values)
+    let index = filter.index();
+    let sql = format!(
+        "SELECT {columns} FROM transactions FORCE INDEX ({index}) WHERE {conditions} \
+         ORDER BY createdAt DESC, id DESC LIMIT ?"
+    );
+    (sql, values)
 }
 
 impl MySqlStore {
-    /// How the database reads the first page of this list: the index, and what it does beside reading it.
-    pub async fn list_plan(&self, filter: &Filter) -> Result<Vec<String>, StoreError> {
-        let (sql, values) = statement(filter, None, 50);
+    pub(super) async fn list_page(
+        &self,
+        filter: &Filter,
+        before: Option<TransactionId>,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        let place = match before {
+            None => None,
+            Some(id) => match self.created_at(id).await? {
+                None => return Ok(Vec::new()),
+                Some(created_at) => Some(ListPlace { created_at, id }),
+            },
+        };
+        let (sql, values) = statement(filter, place, max);
+        self.rows(&sql, &values).await
+    }
+
+    async fn created_at(&self, transaction: TransactionId) -> Result<Option<Timestamp>, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            let row = sqlx::query("SELECT createdAt FROM transactions WHERE id = ?")
+                .bind(id(transaction))
+                .fetch_optional(connection)
+                .await?;
+            row.as_ref().map(|row| moment(row, 0)).transpose()
+        }));
+        read.await
+    }
+
+    /// How the database reads a page of this list: the index, how it looks rows up in it, and what it does beside that.
+    pub async fn list_plan(&self, filter: &Filter, before: Option<ListPlace>) -> Result<Vec<String>, StoreError> {
+        let (sql, values) = statement(filter, before, 50);
         let (sql, values) = (&format!("EXPLAIN {sql}"), &values);
         let read = self.pool.read(work!(connection => {
             let steps = bind_all(sqlx::query(AssertSqlSafe(sql.as_str())), values).fetch_all(connection).await?;
             let step = |row: &sqlx::mysql::MySqlRow| {
-                let (key, extra) = (row.try_get::<Option<String>, _>("key")?, row.try_get::<Option<String>, _>("Extra")?);
-                Ok(format!("{}: {}", key.unwrap_or_default(), extra.unwrap_or_default()))
+                let column = |name: &str| row.try_get::<Option<String>, _>(name).map(Option::unwrap_or_default);
+                Ok(format!("{} by {}: {}", column("key")?, column("type")?, column("Extra")?))
             };
             steps.iter().map(step).collect::<Result<Vec<_>, sqlx::Error>>()
         }));

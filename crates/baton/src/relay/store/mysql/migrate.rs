@@ -13,7 +13,7 @@ use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     include_str!("../../../../migrations/mysql/0001_init.sql"),
     include_str!("../../../../migrations/mysql/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/mysql/0003_block_number.sql"),
@@ -22,6 +22,7 @@ const MIGRATIONS: [&str; 8] = [
     include_str!("../../../../migrations/mysql/0006_chain_evidence.sql"),
     include_str!("../../../../migrations/mysql/0007_lists_and_failed_forwards.sql"),
     include_str!("../../../../migrations/mysql/0008_sweep_leases.sql"),
+    include_str!("../../../../migrations/mysql/0009_list_by_creation.sql"),
 ];
 
 /// A large table takes its time to change.

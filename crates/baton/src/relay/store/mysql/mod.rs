@@ -303,8 +303,7 @@ impl TransactionStore for MySqlStore {
         before: Option<TransactionId>,
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError> {
-        let (sql, values) = list::statement(filter, before, max);
-        self.rows(&sql, &values).await
+        self.list_page(filter, before, max).await
     }
 
     async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
@@ -518,7 +517,7 @@ impl TransactionStore for MySqlStore {
             let pending = count(connection, BY_STATUS, Some(Status::Pending)).await?;
             let submitted = count(connection, BY_STATUS, Some(Status::Submitted)).await?;
             let oldest =
-                sqlx::query("SELECT createdAt FROM transactions WHERE status = 'pending' ORDER BY id LIMIT 1")
+                sqlx::query("SELECT createdAt FROM transactions WHERE status = 'pending' ORDER BY createdAt LIMIT 1")
                     .fetch_optional(&mut *connection)
                     .await?;
             Ok(TransactionCounts {

@@ -1,17 +1,17 @@
 //! The statement of a list, put together from its filters.
 
-use rusqlite::{ToSql, params_from_iter};
+use rusqlite::{OptionalExtension, ToSql, params_from_iter};
 
 use super::SqliteStore;
 use super::columns::COLUMNS;
-use crate::relay::state::transaction::TransactionId;
-use crate::relay::store::row::first_id_at;
-use crate::relay::store::{Filter, StoreError};
+use crate::relay::state::transaction::{Transaction, TransactionId};
+use crate::relay::store::{Filter, ListPlace, StoreError};
+use crate::timestamp::Timestamp;
 
 /// The statement and its values.
 pub(super) fn statement(
     filter: &Filter,
-    before: Option<TransactionId>,
+    before: Option<ListPlace>,
     max: usize,
 ) -> (String, Vec<Box<dyn ToSql + Send>>) {
     let mut conditions = vec!["1 = 1"];
@@ -29,31 +29,59 @@ pub(super) fn statement(
     if let Some(relayer) = &filter.relayer {
         add("COALESCE(relayer_url, claim_relayer) = ?", Box::new(relayer.0.clone()));
     }
-    // Ids begin with the time, so a bound on the time is a bound on the id.
     if let Some(from) = filter.from {
-        add("id >= ?", Box::new(first_id_at(from)));
+        add("created_at >= ?", Box::new(from.0));
     }
     if let Some(until) = filter.until {
-        add("id < ?", Box::new(first_id_at(until)));
+        add("created_at < ?", Box::new(until.0));
     }
     if let Some(before) = before {
-        add("id < ?", Box::new(before.0.into_bytes()));
+        add("(created_at, id) < (?, ?)", Box::new(before.created_at.0));
+        values.push(Box::new(before.id.0.into_bytes()));
     }
     if filter.outcome_unknown {
         conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
     }
     values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
     let conditions = conditions.join(" AND ");
-    let index = filter.index().map(|name| format!(" INDEXED BY {name}")).unwrap_or_default();
-    let sql =
-        format!("SELECT {COLUMNS} FROM transactions{index} WHERE {conditions} ORDER BY transactions.id DESC LIMIT ?");
+    let index = filter.index();
+    let sql = format!(
+        "SELECT {COLUMNS} FROM transactions INDEXED BY {index} WHERE {conditions} ORDER BY created_at DESC, id DESC LIMIT ?"
+    );
     (sql, values)
 }
 
 impl SqliteStore {
-    /// How the database reads the first page of this list: one line for each step.
-    pub async fn list_plan(&self, filter: &Filter) -> Result<Vec<String>, StoreError> {
-        let (sql, values) = statement(filter, None, 50);
+    pub(super) async fn list_page(
+        &self,
+        filter: &Filter,
+        before: Option<TransactionId>,
+        max: usize,
+    ) -> Result<Vec<Transaction>, StoreError> {
+        let place = match before {
+            None => None,
+            Some(id) => match self.created_at(id).await? {
+                None => return Ok(Vec::new()),
+                Some(created_at) => Some(ListPlace { created_at, id }),
+            },
+        };
+        let (sql, values) = statement(filter, place, max);
+        self.rows(sql, values).await
+    }
+
+    async fn created_at(&self, id: TransactionId) -> Result<Option<Timestamp>, StoreError> {
+        self.read(move |connection| {
+            connection
+                .prepare_cached("SELECT created_at FROM transactions WHERE id = ?1")?
+                .query_row([id.0.as_bytes()], |row| Ok(Timestamp(row.get(0)?)))
+                .optional()
+        })
+        .await
+    }
+
+    /// How the database reads a page of this list: one line for each step.
+    pub async fn list_plan(&self, filter: &Filter, before: Option<ListPlace>) -> Result<Vec<String>, StoreError> {
+        let (sql, values) = statement(filter, before, 50);
         self.read(move |connection| {
             let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
             let steps = statement.query_map(params_from_iter(values.iter()), |row| row.get("detail"))?;

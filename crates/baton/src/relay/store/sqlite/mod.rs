@@ -37,7 +37,7 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
@@ -46,6 +46,7 @@ const MIGRATIONS: [&str; 8] = [
     include_str!("../../../../migrations/sqlite/0006_chain_evidence.sql"),
     include_str!("../../../../migrations/sqlite/0007_lists_and_failed_forwards.sql"),
     include_str!("../../../../migrations/sqlite/0008_sweep_leases.sql"),
+    include_str!("../../../../migrations/sqlite/0009_list_by_creation.sql"),
 ];
 
 impl SqliteStore {
@@ -347,8 +348,7 @@ impl TransactionStore for SqliteStore {
         before: Option<TransactionId>,
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError> {
-        let (sql, values) = list::statement(filter, before, max);
-        self.rows(sql, values).await
+        self.list_page(filter, before, max).await
     }
 
     async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError> {
@@ -554,7 +554,9 @@ impl TransactionStore for SqliteStore {
                     (Status::Submitted, by_status(Status::Submitted)?),
                 ],
                 oldest_pending: connection
-                    .prepare_cached("SELECT created_at FROM transactions WHERE status = 'pending' ORDER BY id LIMIT 1")?
+                    .prepare_cached(
+                        "SELECT created_at FROM transactions WHERE status = 'pending' ORDER BY created_at LIMIT 1",
+                    )?
                     .query_row([], |row| Ok(Timestamp(row.get(0)?)))
                     .optional()?,
                 claims: count("SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL")?,
