@@ -86,11 +86,18 @@ pub async fn awaited(servers: &[Server], error: &anyhow::Error) -> Option<Server
         let database = cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
         let state = database.and_then(|error| error.code());
         cause.is::<tokio::time::error::Elapsed>()
-            || (cause.is::<std::io::Error>() && !servers.is_empty())
+            || cause.downcast_ref::<std::io::Error>().is_some_and(|error| is_outage(error) && !servers.is_empty())
             // Connection exception, insufficient resources (too many connections), operator intervention (starting).
             || state.is_some_and(|state| ["08", "53", "57"].iter().any(|class| state.starts_with(class)))
     });
     servers.first().filter(|_| broke_off).cloned()
+}
+
+/// Whether a connection failed for a reason that may pass: not for a certificate that is refused, or the file of its
+/// authority that cannot be read.
+fn is_outage(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{InvalidData, InvalidInput, IsADirectory, NotFound, PermissionDenied};
+    !matches!(error.kind(), InvalidData | InvalidInput | IsADirectory | NotFound | PermissionDenied)
 }
 
 #[cfg(test)]
@@ -117,6 +124,10 @@ mod tests {
             anyhow::Error::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset)).context("DATABASE_URL");
         assert_eq!(awaited(&servers, &reset).await, Some(servers[0].clone()));
         assert_eq!(awaited(&[], &reset).await, None, "an unusable data directory is no outage");
+        for kind in [std::io::ErrorKind::InvalidData, std::io::ErrorKind::NotFound] {
+            let certificate = anyhow::Error::from(std::io::Error::from(kind));
+            assert_eq!(awaited(&servers, &certificate).await, None, "{kind}");
+        }
         drop(listener);
         assert_eq!(awaited(&servers, &refused).await, Some(servers[0].clone()), "it takes no connections");
     }

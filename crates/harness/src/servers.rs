@@ -46,8 +46,8 @@ struct Set {
     addresses: BTreeMap<String, String>,
     /// Stops the servers when its standard input ends: when this is dropped, or this process ends in any way.
     keeper: Child,
-    /// Sets MariaDB's clock.
-    clock: Option<PathBuf>,
+    /// Variables of `scripts/services`; a set that has some is not left to another scenario.
+    environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Server {
@@ -80,8 +80,21 @@ impl Servers {
     /// # Panics
     /// When it does not start.
     pub async fn mariadb_with_clock(clock: &Path) -> Self {
-        let mut set = Set::new(&[Server::MariaDb], Some(clock.to_owned())).expect("a directory for the server");
-        set.start().await.expect("the server starts");
+        Self::with(&[Server::MariaDb], "BATON_MARIADB_CLOCK", clock).await
+    }
+
+    /// MariaDB and PostgreSQL with TLS, by `server.pem` and `server.key` in the directory `files`.
+    ///
+    /// # Panics
+    /// When they do not start.
+    pub async fn databases_with_tls(files: &Path) -> Self {
+        Self::with(&[Server::MariaDb, Server::Postgres], "BATON_DATABASE_TLS", files).await
+    }
+
+    async fn with(servers: &'static [Server], variable: &'static str, path: &Path) -> Self {
+        let environment = vec![(variable, path.to_owned())];
+        let mut set = Set::new(servers, environment).expect("a directory for the servers");
+        set.start().await.expect("the servers start");
         Self { set: Some(set) }
     }
 
@@ -160,7 +173,7 @@ impl Drop for Servers {
             // A killed server cannot continue, and need not.
             let _ = set.signal(*server, "CONT");
         }
-        if !std::thread::panicking() && set.clock.is_none() {
+        if !std::thread::panicking() && set.environment.is_empty() {
             IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(set);
         }
     }
@@ -173,10 +186,10 @@ impl Set {
         if let Some(place) = idle.iter().position(|set| set.servers == servers) {
             return Ok(idle.swap_remove(place));
         }
-        Self::new(servers, None)
+        Self::new(servers, Vec::new())
     }
 
-    fn new(servers: &'static [Server], clock: Option<PathBuf>) -> Result<Self> {
+    fn new(servers: &'static [Server], environment: Vec<(&'static str, PathBuf)>) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("baton-servers-").tempdir()?.keep();
         // PostgreSQL runs as another user and needs access.
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755))?;
@@ -188,7 +201,7 @@ impl Set {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Self { servers, directory, addresses: BTreeMap::new(), keeper, clock })
+        Ok(Self { servers, directory, addresses: BTreeMap::new(), keeper, environment })
     }
 
     /// Starts the servers that do not run.
@@ -207,9 +220,7 @@ impl Set {
         let names = servers.iter().map(|server| server.name());
         let mut run = Command::new(SCRIPT);
         run.arg(command).args(names).env("BATON_SERVICES_DIR", &self.directory).stdin(Stdio::null());
-        if let Some(clock) = &self.clock {
-            run.env("BATON_MARIADB_CLOCK", clock);
-        }
+        run.envs(self.environment.iter().map(|(name, path)| (*name, path)));
         let output = run.output().await.context("scripts/services can be run")?;
         if !output.status.success() {
             let said = [output.stdout, output.stderr].concat();

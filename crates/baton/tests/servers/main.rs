@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
+mod databases_tls;
 mod dead_letters;
 mod duplicates;
 mod frozen;
@@ -19,6 +20,7 @@ mod mysql_locks;
 mod mysql_read_only;
 mod mysql_slow;
 mod outage;
+mod own_authority;
 mod queue_at_accept;
 mod redis_gone;
 mod redis_tls;
