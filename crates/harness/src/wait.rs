@@ -7,8 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Pause between two probes. Short, because a probe costs little.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Pause after the first probe. Most conditions are met soon.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause between two probes. A probe may be a request to a busy process.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Calls `probe` until it returns `Some`.
 ///
@@ -41,6 +43,7 @@ where
     async move {
         let start = Instant::now();
         let mut last = String::from("no probe finished");
+        let mut pause = FIRST_PAUSE;
         for probes in 1_u32.. {
             let left = deadline.saturating_sub(start.elapsed());
             match tokio::time::timeout(left, probe()).await {
@@ -48,12 +51,13 @@ where
                 Ok(Err(missing)) => last = missing.to_string(),
                 Err(_) => {}
             }
-            if start.elapsed() + PAUSE >= deadline {
+            if start.elapsed() + pause >= deadline {
                 panic!(
                     "waited {deadline:?} for: {what}\n  asked at {caller}\n  probes: {probes}, the last one: {last}"
                 );
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 5 / 4).min(PAUSE_MAX);
         }
         unreachable!("the loop ends in a return or a panic")
     }

@@ -49,6 +49,8 @@ pub struct RelayConfig {
     pub reconcile_interval: Duration,
     /// Interval between two checks of the dead letters.
     pub dead_letters_every: Duration,
+    /// Dead letters whose number has not changed are read again after this time; `None`: by every check.
+    pub dead_letters_reread_after: Option<Duration>,
     /// When a transaction is checked next (`RECONCILE_*`), and the limits of one submission (`RELAYER_*_TIMEOUT_MS`).
     pub timings: Timings,
     /// How relayers are chosen, paused and skipped (`RELAYER_*`, `BREAKER_*`).
@@ -95,8 +97,9 @@ const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between two checks of the dead letters.
 const DEAD_LETTERS_EVERY: Duration = Duration::from_secs(5);
 
-/// The same on SQS, where reading dead letters hides them from operators for a while and costs a request.
-const SQS_DEAD_LETTERS_EVERY: Duration = Duration::from_secs(60);
+/// On servers, dead letters whose number has not changed are read again after this time: a reading costs requests, and on
+/// SQS it hides them from operators for a while.
+const DEAD_LETTERS_REREAD_AFTER: Duration = Duration::from_secs(60);
 
 /// Longest pause between two lookups of a submitted transaction: it bounds how late a lost webhook is noticed.
 const SUBMITTED_CHECK_MAX: Duration = Duration::from_secs(300);
@@ -116,9 +119,9 @@ impl Vars<'_> {
             (None, QueueEngine::Sqs(_) | QueueEngine::RabbitMq { .. }) => SERVER_QUEUE_LEASE,
             _ => self.millis("QUEUE_LEASE_MS"),
         };
-        let dead_letters_every = match queue {
-            QueueEngine::Sqs(_) => SQS_DEAD_LETTERS_EVERY,
-            QueueEngine::Embedded | QueueEngine::RabbitMq { .. } => DEAD_LETTERS_EVERY,
+        let dead_letters_reread_after = match queue {
+            QueueEngine::Embedded => None,
+            QueueEngine::Sqs(_) | QueueEngine::RabbitMq { .. } => Some(DEAD_LETTERS_REREAD_AFTER),
         };
         let relayers = self.relayers(service.has_relay());
         let webhook_keys = self.webhook_keys(&relayers, service.has_api() && service.has_relay());
@@ -144,7 +147,8 @@ impl Vars<'_> {
             relayer_clock_skew: self.millis("RELAYER_CLOCK_SKEW_MS"),
             relayer_retention: self.millis("RELAYER_RETENTION_MS"),
             reconcile_interval: self.millis("RECONCILE_INTERVAL_MS"),
-            dead_letters_every,
+            dead_letters_every: DEAD_LETTERS_EVERY,
+            dead_letters_reread_after,
             timings: self.timings(),
             routing: self.routing(),
             chain: self.chain(),

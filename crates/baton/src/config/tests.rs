@@ -107,8 +107,8 @@ fn a_url_chooses_its_engine_and_requires_the_rest_of_its_settings() {
         "the default credential chain"
     );
     assert_eq!(sqs.relay.queue_lease, Duration::from_secs(60));
-    assert_eq!(sqs.relay.dead_letters_every, Duration::from_secs(60));
-    assert_eq!(embedded.relay.dead_letters_every, Duration::from_secs(5));
+    assert_eq!(sqs.relay.dead_letters_reread_after, Some(Duration::from_secs(60)));
+    assert_eq!(embedded.relay.dead_letters_reread_after, None);
     let rabbitmq = with(&[("RELAY_QUEUE", "rabbitmq"), ("RABBITMQ_URL", "amqp://u:secret@h")]).unwrap();
     assert!(!format!("{rabbitmq:?}").contains("secret@"), "passwords do not print");
 }

@@ -37,7 +37,7 @@ pub const REMOVED: &[(&str, &str)] = &[
     ("RELAYER_HEALTH_TIMEOUT_MS", "a health check of a relayer times out after 500 ms"),
     ("BREAKER_OPEN_MAX_MS", "a circuit breaker stays open for at most 60 s"),
     ("RECONCILE_SUBMITTED_MAX_MS", "lookups double from RECONCILE_SUBMITTED_MS up to 5 minutes"),
-    ("RECONCILE_DEAD_LETTERS_MS", "dead letters are checked every 5 s, on SQS every 60 s"),
+    ("RECONCILE_DEAD_LETTERS_MS", "dead letters are checked every 5 s"),
     ("USERS_DATABASE_CONNECTIONS", "a process opens up to USERS_BATCH_CONCURRENCY + 2 connections"),
     (
         "USERS_DLQ_PAUSE_MAX_MS",

@@ -158,6 +158,7 @@ impl RelayLane {
             ReconcilerSettings {
                 interval: self.config.reconcile_interval,
                 dead_letters_every: self.config.dead_letters_every,
+                dead_letters_reread_after: self.config.dead_letters_reread_after,
                 consumer_dead_after: self.config.consumer_dead_after,
                 clock_skew: self.config.relayer_clock_skew,
                 relayer_retention: self.config.relayer_retention,

@@ -148,6 +148,7 @@ impl Fixture {
         let settings = ReconcilerSettings {
             interval: Duration::from_millis(20),
             dead_letters_every: Duration::from_millis(20),
+            dead_letters_reread_after: None,
             consumer_dead_after: Duration::from_millis(40),
             clock_skew: Duration::ZERO,
             relayer_retention: Duration::from_secs(3600),
@@ -167,7 +168,7 @@ impl Fixture {
     /// Dead letters of unknown transactions: they stay where they are, so that every page has to be read.
     async fn bury_unknown(&self, count: usize) {
         let bodies: Vec<_> = (0..count).map(|_| self.guarded.message(&row(now().0))).collect();
-        assert!(TransactionMessage::parse(&bodies[0].body).is_ok());
+        assert!(bodies.iter().all(|body| TransactionMessage::parse(&body.body).is_ok()));
         assert!(self.queue.send(&bodies).await.iter().all(Result::is_ok));
         for message in self.queue.receive(count, Duration::ZERO).await.unwrap() {
             self.queue.bury(&[(message.receipt, "test".to_owned())]).await;
@@ -182,6 +183,41 @@ async fn all_dead_letters_are_swept_in_linear_time() {
     fixture.bury_unknown(LETTERS).await;
     fixture.reconciler.sweep(Sweep::DeadLetters).await.unwrap();
     assert_eq!(fixture.queue.letters_read.load(Ordering::SeqCst), LETTERS, "each letter is read once");
+}
+
+/// On servers a reading costs requests.
+#[tokio::test]
+async fn dead_letters_whose_number_has_not_changed_are_read_once_in_a_while() {
+    let fixture = Fixture::new().await;
+    let read_again = |after: Duration| {
+        let settings = ReconcilerSettings {
+            dead_letters_every: Duration::ZERO,
+            dead_letters_reread_after: Some(after),
+            ..fixture.settings.clone()
+        };
+        let (guarded, pool) = (Arc::clone(&fixture.guarded), Arc::clone(&fixture.pool));
+        Reconciler::new(guarded, pool, ConsumerId::generate(), settings, None)
+    };
+    let letters_read = || fixture.queue.letters_read.load(Ordering::SeqCst);
+    let seldom = read_again(Duration::from_secs(3600));
+    for (buried, read) in [(2, 2), (0, 2), (0, 2), (1, 5), (0, 5)] {
+        fixture.bury_unknown(buried).await;
+        until_its_turn(&fixture, &seldom).await;
+        assert_eq!(letters_read(), read, "{buried} more were buried");
+    }
+    until_its_turn(&fixture, &read_again(Duration::ZERO)).await;
+    assert_eq!(letters_read(), 8, "that time has passed");
+}
+
+/// Sweeps the dead letters once the turn of the reconciler before has ended.
+async fn until_its_turn(fixture: &Fixture, reconciler: &Reconciler) {
+    let (store, clock) = (&fixture.guarded.store, &fixture.guarded.clock);
+    eventually(SOON, "the turn to end", || async {
+        let now = clock.now();
+        store.lease_sweep(Sweep::DeadLetters.name(), None, now, now).await.unwrap().then_some(())
+    })
+    .await;
+    reconciler.sweep(Sweep::DeadLetters).await.unwrap();
 }
 
 /// Every reconciler read all of them.

@@ -117,6 +117,7 @@ impl ConsumerProcess {
         let settings = ReconcilerSettings {
             interval: Duration::from_secs(1),
             dead_letters_every: Duration::from_secs(5),
+            dead_letters_reread_after: None,
             consumer_dead_after: CONSUMER_DEAD_AFTER,
             clock_skew: CLOCK_SKEW,
             relayer_retention: RETENTION,

@@ -2,7 +2,8 @@
 //! hides the messages from other readers for a while: so consumers take turns, by a lease in the store.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use metrics::counter;
 use pipeline::MessageId;
@@ -52,11 +53,31 @@ impl Reconciler {
         let clock = &self.guarded.clock;
         let started = clock.instant();
         let Some(mut lease) = SweepLease::take(&self.guarded).await? else { return Ok(()) };
-        self.sweep_dead_letters(&mut lease).await?;
+        if let Some(dead) = self.unread_dead_letters().await {
+            self.sweep_dead_letters(&mut lease).await?;
+            // Only now: a sweep that failed half-way is repeated.
+            *self.dead_letters_read() = Some((dead, started));
+        }
         // A little less than the pause after which this consumer comes again, so that a single one never misses its turn.
         // A process that was frozen meanwhile must not stop the others for as long.
         let pause = self.pause(Sweep::DeadLetters).max(clock.elapsed(started).min(SWEEP_LEASE));
         lease.renew(pause * 9 / 10).await.map(drop)
+    }
+
+    /// The number of dead letters, if it differs from that at the last reading or that was long ago. On servers the
+    /// number costs one or two requests, and a reading at least one for every ten letters.
+    async fn unread_dead_letters(&self) -> Option<u64> {
+        let Some(reread_after) = self.settings.dead_letters_reread_after else { return Some(0) };
+        // If this fails, the next sweep asks again.
+        let dead = self.guarded.queue.depth().await.ok()?.dead;
+        let clock = &self.guarded.clock;
+        let unchanged =
+            self.dead_letters_read().is_some_and(|(before, at)| before == dead && clock.elapsed(at) < reread_after);
+        (dead > 0 && !unchanged).then_some(dead)
+    }
+
+    fn dead_letters_read(&self) -> MutexGuard<'_, Option<(u64, Instant)>> {
+        self.dead_letters_read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A dead letter whose row has attempts left is put back if the queue buried it: the receive count is only a

@@ -8,8 +8,8 @@
 
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use metrics::counter;
@@ -34,10 +34,12 @@ pub struct Reconciler {
     pub(super) guarded: Arc<GuardedStore>,
     pool: Arc<Pool>,
     me: ConsumerId,
-    settings: ReconcilerSettings,
+    pub(super) settings: ReconcilerSettings,
     unknown_outcomes: UnknownOutcomes,
     /// Holds relayers' words against the chain, if there is one.
     chain: Option<Arc<ChainCheck>>,
+    /// The number of dead letters when this consumer last read them, and when that was.
+    pub(super) dead_letters_read: Mutex<Option<(u64, Instant)>>,
 }
 
 /// Settings of the reconciler.
@@ -47,6 +49,8 @@ pub struct ReconcilerSettings {
     pub interval: Duration,
     /// Pause between two sweeps of the dead letters.
     pub dead_letters_every: Duration,
+    /// Dead letters whose number has not changed are read again after this time; `None`: by every sweep.
+    pub dead_letters_reread_after: Option<Duration>,
     /// Claims of a consumer without a heartbeat for this long are released.
     pub consumer_dead_after: Duration,
     /// Largest difference between a relayer's clock and ours.
@@ -115,7 +119,7 @@ impl Reconciler {
     ) -> Self {
         let unknown_outcomes =
             UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone(), chain.clone());
-        Self { guarded, pool, me, settings, unknown_outcomes, chain }
+        Self { guarded, pool, me, settings, unknown_outcomes, chain, dead_letters_read: Mutex::default() }
     }
 
     /// Runs all sweeps until shutdown, each in a task of its own: one that waits for a slow relayer, or computes for long,
