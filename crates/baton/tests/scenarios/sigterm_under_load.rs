@@ -13,16 +13,15 @@ use crate::relay_fixture::{LATER, SOON};
 use crate::scenario::{Scenario, crash_setup, until_final};
 
 const ROUNDS: usize = 4;
-const PER_ROUND: usize = 300;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn sigterm_under_load() {
     let mut scenario = Scenario::begin("sigterm_under_load");
     // The servers accept more slowly; slower relayers and less concurrency keep a backlog all the same.
-    let (at_once, answer_after) = match TestEngine::from_env() {
-        TestEngine::Embedded => (16, Duration::from_millis(250)),
-        TestEngine::MySqlSqs | TestEngine::MySqlRabbitMq => (8, Duration::from_millis(400)),
+    let (per_round, at_once, answer_after) = match TestEngine::from_env() {
+        TestEngine::Embedded => (300, 16, Duration::from_millis(250)),
+        TestEngine::MySqlSqs | TestEngine::MySqlRabbitMq => (200, 8, Duration::from_millis(400)),
     };
     let setup = crash_setup(3).env("QUEUE_LEASE_MS", "300000").env("CONSUMER_CONCURRENCY", at_once.to_string());
     let drain_timeout = DRAIN_TIMEOUT.as_millis().to_string();
@@ -37,7 +36,7 @@ async fn sigterm_under_load() {
     let profile = LoadProfile { clients: 32, pause_max: Duration::from_millis(5), retry_until_accepted: false };
     let mut answers = crate::load_client::ClientAnswers::default();
     for round in 0..ROUNDS {
-        answers.extend(client.send_all(profile, round * PER_ROUND..(round + 1) * PER_ROUND, scenario.seed).await);
+        answers.extend(client.send_all(profile, round * per_round..(round + 1) * per_round, scenario.seed).await);
         eventually(SOON, "both consumers to be busy and messages to wait", || async {
             let (_, health) = client.get("/health").await?;
             let (store, queue) = (&health["parts"]["store"], &health["parts"]["queue"]);
@@ -57,6 +56,6 @@ async fn sigterm_under_load() {
     }
     assert!(answers.unanswered.is_empty(), "the API was up all the time: {:?}", answers.unanswered_causes);
     let ledger = scenario.end(&relay, &answers).await;
-    assert_eq!((ledger.confirmed, ledger.failed), (ROUNDS * PER_ROUND, 0));
+    assert_eq!((ledger.confirmed, ledger.failed), (ROUNDS * per_round, 0));
     assert_eq!(ledger.unknown, 0, "no submission was interrupted");
 }
