@@ -4,7 +4,9 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use baton::relay::observe::api::LISTS_MAX;
 use futures::future::join_all;
+use harness::engine::TestEngine;
 use harness::process::Process;
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -12,6 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::relay_fixture::{API_KEY, LATER, RelayFixture, RelaySetup, SOON, TO, serial_body};
+use crate::store::fixture::Schema;
 
 /// Most memory of a service in a debug build, in MiB.
 const MEMORY_MIB_MAX: u64 = 128;
@@ -288,6 +291,38 @@ async fn a_flood_leaves_the_service_and_its_probes_to_the_others() {
     drop((deaf, slow, idle));
     relay.until_all_final(LATER).await;
     assert_eq!(relay.count("confirmed").await, 60, "each was executed");
+}
+
+/// 32 lists that took long made `/ready` answer 503: they had every connection to the store.
+#[tokio::test]
+async fn lists_that_take_long_leave_the_store_to_the_others() {
+    const LISTS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
+         WHERE db = DATABASE() AND id <> CONNECTION_ID() AND info LIKE 'SELECT%ORDER BY createdAt DESC%'";
+    let schema = Schema::migrated().await;
+    let setup = RelaySetup::relayers(1).engine(TestEngine::Embedded).env("DATABASE_URL", schema.options().url);
+    let relay = setup.start().await;
+    let mut holder = schema.connect().await;
+    // Every read of the table waits from now on.
+    sqlx::query("LOCK TABLES transactions WRITE").execute(&mut holder).await.unwrap();
+    let mut watcher = schema.connect().await;
+    let mut running = async || sqlx::query_scalar::<_, i64>(LISTS).fetch_one(&mut watcher).await.unwrap();
+    let lists = join_all((0..40).map(|_| relay.get("/api/v1/relay/transactions")));
+    let watch = async {
+        let mut most = 0;
+        while most < LISTS_MAX as i64 {
+            most = most.max(running().await);
+        }
+        // The other requests have arrived too by the time that these are answered.
+        for _ in 0..20 {
+            assert_eq!(relay.get("/ready").await.0, 200);
+            most = most.max(running().await);
+        }
+        sqlx::query("UNLOCK TABLES").execute(&mut holder).await.unwrap();
+        most
+    };
+    let (lists, most) = futures::join!(lists, watch);
+    assert_eq!(most, LISTS_MAX as i64, "lists at once in the store");
+    assert_eq!(lists.iter().filter(|(status, _)| *status == 200).count(), 40, "each has its turn: {lists:?}");
 }
 
 /// One request cost 9.7 MB of answer.

@@ -34,3 +34,4 @@ mod slow_submit;
 mod sqs_queue;
 #[path = "../scenarios/status_watcher.rs"]
 mod status_watcher;
+mod task_role;

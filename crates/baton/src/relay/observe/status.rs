@@ -164,9 +164,8 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &
     if DirectRequest::parse(&readable).ok()? != request {
         return None;
     }
-    // By the relayer's clock, which may be wrong.
-    let created = report.created_at.map_or(now, |at| at.clamp(Timestamp(0), now));
-    let mut row = Transaction::accepted(id, &request, "imported".to_owned(), created, &guarded.timings);
+    let created_at = creation(report.created_at, now);
+    let mut row = Transaction::accepted(id, &request, "imported".to_owned(), created_at, &guarded.timings);
     row.imported = true;
     row.status = Status::Submitted;
     row.check_at = Some(now + guarded.timings.submitted_check);
@@ -181,5 +180,23 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &
     match row.report(report, Source::Asked, guarded.mode, now, &guarded.timings) {
         crate::relay::state::apply_report::Verdict::Move(moved) => Some(moved.transaction),
         _ => Some(row),
+    }
+}
+
+/// When an imported transaction was created, by its relayer's clock. One that is ahead does not put it before Baton's newest.
+fn creation(said: Option<Timestamp>, now: Timestamp) -> Timestamp {
+    said.map_or(now, |at| at.clamp(Timestamp(0), now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_imported_transaction_is_not_created_in_the_future() {
+        let now = Timestamp(1_000_000);
+        for (said, expected) in [(None, 1_000_000), (Some(999), 999), (Some(1_000_001), 1_000_000), (Some(-5), 0)] {
+            assert_eq!(creation(said.map(Timestamp), now), Timestamp(expected), "{said:?}");
+        }
     }
 }

@@ -1,15 +1,18 @@
 //! The MySQL store when its connections are cut, lose answers, or stay silent.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use baton::relay::store::mysql::MySqlStore;
+use baton::relay::state::transaction::ConsumerId;
+use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
 use baton::relay::store::{StoreError, TransactionStore};
 use harness::proxy::{Mode, Proxy};
+use harness::wait::eventually;
 use sqlx::AssertSqlSafe;
 
-use super::fixture::{Schema, row};
+use super::fixture::{Schema, now, row};
 use super::lossy_link::{Loss, LossyLink};
 use super::mysql::{CALL_TIMEOUT, count, keyed};
+use crate::relay_fixture::SOON;
 
 #[tokio::test]
 async fn a_commit_whose_answer_is_lost_is_an_unknown_outcome() {
@@ -110,6 +113,44 @@ async fn calls_without_a_server_change_nothing_and_the_store_reconnects() {
     kill_all(&schema).await;
     store.ping().await.unwrap();
     assert_eq!(count(&schema).await, 3);
+}
+
+/// A client that gives up must not keep the server busy. Its connection is closed, which a server does not notice while it
+/// works: the statement's own time limit ends it.
+#[tokio::test]
+async fn a_read_that_timed_out_or_whose_caller_is_gone_is_stopped() {
+    const RUNNING: &str = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() \
+         AND id <> CONNECTION_ID() AND info LIKE 'SELECT seen_at%'";
+    let schema = Schema::migrated().await;
+    let options = MySqlOptions { timeout: Duration::from_secs(5), ..schema.options() };
+    let store = MySqlStore::open(&options).await.unwrap();
+    let me = ConsumerId::generate();
+    store.heartbeat(&me, now()).await.unwrap();
+    // Reading a heartbeat takes hours of work. A server that only sleeps would look whether its client is still there.
+    let view =
+        "CREATE VIEW consumers AS SELECT id, seen_at FROM beats WHERE BENCHMARK(1000000000000, SHA2(id, 512)) = 0";
+    for sql in ["RENAME TABLE consumers TO beats", view] {
+        sqlx::query(sql).execute(&mut schema.connect().await).await.unwrap();
+    }
+    let until_running = async |wanted: i64, what: &str| {
+        eventually(SOON, what, || async {
+            let running: i64 = sqlx::query_scalar(RUNNING).fetch_one(&mut schema.connect().await).await.unwrap();
+            (running == wanted).then_some(())
+        })
+        .await;
+    };
+    for caller_stays in [true, false] {
+        let (store, me) = (store.clone(), me.clone());
+        let read = tokio::spawn(async move { store.last_heartbeat(&me).await });
+        until_running(1, "the read to run").await;
+        if caller_stays {
+            let answer = read.await.unwrap();
+            assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+        } else {
+            read.abort();
+        }
+        until_running(0, "the server to stop the read").await;
+    }
 }
 
 /// A store whose only connection goes through a [`LossyLink`].
