@@ -4,7 +4,7 @@
 use alloy_primitives::{Address, Bytes, U256};
 use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
-use harness::chain::{Contracts, Token, TransactionRequest};
+use harness::chain::{Chain, Contracts, Token, TransactionRequest};
 use harness::relayer::{Outcome, PostFault};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -117,14 +117,20 @@ async fn a_lost_submission_is_found_on_the_chain_although_its_relayer_forgot_it(
 }
 
 #[tokio::test]
-async fn without_a_chain_a_signed_failure_is_marked_unverified() {
-    let misled = Misled::start(false).await;
-    misled.all_end(Outcome::FailedButExecuted);
-    let id = misled.relay.send(&serial_body(7)).await;
-    let end = misled.relay.until_status(&id, "failed").await;
-    assert_eq!(end["unverified"], json!(true), "{end}");
-    let (_, timeline) = misled.relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
-    assert!(timeline.to_string().contains("unverified"), "{timeline}");
+async fn a_signed_failure_without_a_chain_that_decides_is_marked_unverified() {
+    let chain = Chain::shared();
+    for (rpc_url, cause) in [(None, "RPC_URL is not set"), (Some(chain.url().to_owned()), "CHAIN_DECIDES is false")] {
+        let decides = rpc_url.is_none().to_string();
+        let misled = Misled::with(rpc_url, |setup| setup.env("CHAIN_DECIDES", decides)).await;
+        misled.all_end(Outcome::FailedButExecuted);
+        let id = misled.relay.send(&serial_body(7)).await;
+        let end = misled.relay.until_status(&id, "failed").await;
+        assert_eq!(end["unverified"], json!(true), "{end}");
+        let (_, timeline) = misled.relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+        let timeline = timeline.to_string();
+        assert!(timeline.contains("the chain was not asked") && !timeline.contains("is not set"), "{timeline}");
+        assert!(misled.relay.api.output().contains(cause), "the log says why");
+    }
 }
 
 /// The relayers have no tokens when the call is made, and have some when its reason is asked for.

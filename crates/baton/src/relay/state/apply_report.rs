@@ -391,7 +391,7 @@ impl Transaction {
         next.block_number = report.block_number;
         let mut moved = failed(next, FailedBy::Relayer, reason);
         if moved.transaction.is_unverified() {
-            let detail = "the relayer signed it and says that it failed; no chain was asked (RPC_URL is not set)";
+            let detail = "the relayer signed it and says that it failed; the chain was not asked (see RPC_URL)";
             moved.steps.push(Step::new("unverified", detail));
         }
         moved
