@@ -9,8 +9,9 @@ use harness::relayer::{Outcome, PostFault};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 
+use crate::chain_fixture::ChainSetup;
 use crate::misled_fixture::Misled;
-use crate::relay_fixture::{LATER, SOON, serial_body};
+use crate::relay_fixture::{LATER, SOON, metric, serial_body};
 
 #[tokio::test]
 async fn a_call_that_the_relayer_calls_failed_is_confirmed_if_the_chain_has_it() {
@@ -229,6 +230,30 @@ async fn a_block_that_is_not_final_settles_only_what_relayer_and_receipt_agree_o
     let receipt = misled.execute(relayer, 16).await;
     misled.tell_confirmed(&confirmed, relayer, &receipt).await;
     misled.relay.until_status(&confirmed, "confirmed").await;
+}
+
+/// A call that reverts may succeed in the block that replaces its own. A relayer that says `failed` has not waited.
+#[tokio::test]
+async fn a_revert_in_a_block_that_is_not_final_fails_nothing_although_the_relayer_agrees() {
+    let chain = Chain::shared();
+    let contracts = Contracts::deploy(&chain).await;
+    // These relayers sign: the hash that they name is the chain's.
+    let setup = ChainSetup::on(&chain).env("CHAIN_FINALITY_BLOCKS", "1000000").env("RECONCILE_SUBMITTED_MS", "500");
+    let relay = setup.start().await;
+    let call = Token::transferCall { to: Address::repeat_byte(1), amount: U256::from(1) }.abi_encode();
+    let body = json!({ "to": contracts.token.to_string(), "data": Bytes::from(call), "gas": 60000 });
+    let (_, accepted) = relay.post("direct", &body).await;
+    let id = accepted["transactionId"].as_str().unwrap();
+    let status = eventually_ok(LATER, "the chain to be looked at", || async {
+        let status = relay.status(id).await;
+        let looks = metric(&relay.http, &relay.base, "baton_chain_checks_total", "open").await;
+        let said = status["error_message"].as_str().is_some_and(|said| said.contains("the relayer says failed"));
+        if (looks >= 2.0 && said) || status["status"] == "failed" { Ok(status) } else { Err(status) }
+    })
+    .await;
+    assert_eq!(status["status"], "submitted", "{status}");
+    let receipt = chain.receipt(status["hash"].as_str().unwrap()).await.unwrap();
+    assert!(!receipt.status(), "relayer and receipt agree");
 }
 
 #[tokio::test]

@@ -140,9 +140,10 @@ impl ChainCheck {
             return Ok(None);
         }
         let says = said.map(|said| said.status);
-        // Where relayer and receipt agree, the relayer has waited for its confirmations.
         let agreed = says == Some(if receipt.succeeded { ReportedStatus::Confirmed } else { ReportedStatus::Failed });
-        if agreed || self.reader.is_final(receipt.block, self.reader.head().await?) {
+        // A relayer that calls it confirmed has waited for its confirmations. One that calls it failed has not, and in
+        // another block the call may succeed.
+        if (agreed && receipt.succeeded) || self.reader.is_final(receipt.block, self.reader.head().await?) {
             return self.executed(row, &mined, from, receipt, said.filter(|_| agreed)).await.map(Some);
         }
         Ok(Some(Looked::Open("it is in a block that is not final yet".to_owned())))
