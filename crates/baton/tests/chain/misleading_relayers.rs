@@ -300,3 +300,24 @@ async fn a_proven_absence_is_held_against_the_chain_before_a_resend() {
     assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()));
     assert_eq!((records(relayer), records(1 - relayer)), (1, 0), "not sent again");
 }
+
+/// A relayer that lost its last seconds after it had signed says that it never did.
+#[tokio::test]
+async fn a_call_that_the_relayer_failed_unsigned_is_confirmed_if_the_chain_has_it() {
+    let misled = Misled::start(true).await;
+    misled.all_end(Outcome::NeverSigned("Transaction in Pending state for over 2 minutes".to_owned()));
+    for relayer in &misled.relay.relayers {
+        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+    }
+    let id = misled.relay.send(&serial_body(18)).await;
+    misled.until_said(&id, "failed").await;
+    let relayer = misled.relay.relayers.iter().position(|relayer| !relayer.records().is_empty()).unwrap();
+    let receipt = misled.execute(relayer, 18).await;
+    misled.finalise().await;
+    for relayer in &misled.relay.relayers {
+        relayer.change_faults(|faults| faults.transaction_reads.status = None);
+    }
+    let end = misled.relay.until_status(&id, "confirmed").await;
+    assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()), "{end}");
+    assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
+}
