@@ -321,3 +321,36 @@ async fn a_call_that_the_relayer_failed_unsigned_is_confirmed_if_the_chain_has_i
     assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()), "{end}");
     assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
 }
+
+/// Another call has used the nonce of a lost submission, in a block that may be replaced.
+#[tokio::test]
+async fn a_nonce_that_is_not_used_for_good_keeps_an_unknown_outcome_open() {
+    let misled = Misled::start(true).await;
+    for relayer in &misled.relay.relayers {
+        relayer.set_post_rule(|_| Some(PostFault::ErrorAfterStoring));
+        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+    }
+    let (id, relayer) = misled.send(19).await;
+    let taken = || misled.relay.relayers.iter().map(|relayer| relayer.accepted().len()).sum::<usize>();
+    misled.relay.relayers[relayer].forget();
+    misled.use_nonce(relayer).await;
+    misled.relay.relayers[relayer].change_faults(|faults| faults.transaction_reads.status = None);
+    eventually_ok(LATER, "the nonce to be looked at", || async {
+        let output = misled.relay.api.output();
+        if output.contains("nonce 0 of the relayer is not used for good yet") || taken() > 1 {
+            Ok(())
+        } else {
+            Err(output)
+        }
+    })
+    .await;
+    assert_eq!(taken(), 1, "not sent again");
+    for relayer in &misled.relay.relayers {
+        relayer.set_post_rule(|_| None);
+    }
+    misled.finalise().await;
+    eventually_ok(LATER, "it to be sent again", || async {
+        if taken() == 2 { Ok(()) } else { Err(misled.relay.status(&id).await) }
+    })
+    .await;
+}
