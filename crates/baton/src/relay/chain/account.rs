@@ -94,9 +94,21 @@ pub struct AccountReader {
 struct Account {
     /// The range of final blocks that was read: after `since`, up to and including `until`.
     range: Option<(u64, u64)>,
+    /// The account's transaction count at the end of the range, where the node keeps history.
+    count: Option<u64>,
+    /// The newest block of which a transaction was dropped, to bound what is kept.
+    dropped: u64,
     transactions: BTreeMap<u64, AccountTransaction>,
     /// The blocks after the final ones, as long as the head is the same.
     tail: Option<Tail>,
+}
+
+impl Account {
+    /// A node that was behind, or on another branch, has left a gap in what is kept: it is read again.
+    fn misread(&mut self) -> ChainError {
+        *self = Self::default();
+        ChainError::Unreadable("its final blocks and the account's transaction count disagree")
+    }
 }
 
 /// An account's transactions in the blocks that are not final yet.
@@ -122,6 +134,10 @@ struct Limits {
 const BURST_SECONDS: f64 = 2.0;
 /// A node that answers for a block this far back keeps historical state.
 const HISTORY_PROBE: u64 = 256;
+/// A newest block older than this may be that of an endpoint that has stopped following the chain; others are asked too.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+/// Maximum number of transactions that are read one by one, of a block that is too long for one answer.
+const TRANSACTIONS_READ_MAX: usize = 2_000;
 /// Pause after a call without an answer.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Maximum number of blocks that are read one by one, on a node without historical state.
@@ -173,7 +189,7 @@ impl AccountReader {
         };
         // One reader per account: the second finds the first one's result.
         let mut account = account.lock().await;
-        let head = self.block("latest").await?;
+        let head = self.newest_block().await?;
         let final_block = head.number.saturating_sub(self.finality);
         // The chain's clock may be behind ours, or ours have been ahead when `since` was taken.
         let from = self.block_before(since - self.clock.now().since(head.at), &head).await?;
@@ -183,6 +199,10 @@ impl AccountReader {
         };
         let count_pending = self.count_at(address, "pending").await?.max(tail.count);
         self.extend_final(&mut account, address, from, final_block, tail.historical).await?;
+        let until_now = account.range.is_some_and(|(_, until)| until == final_block);
+        if until_now && account.count.is_some_and(|count| count != tail.count_final) {
+            return Err(account.misread());
+        }
         if account.range.is_some_and(|(since, _)| since > from && from < final_block) {
             return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
         }
@@ -190,6 +210,10 @@ impl AccountReader {
         let mut transactions: Vec<AccountTransaction> = known.filter(|known| known.block > from).cloned().collect();
         transactions.sort_by_key(|transaction| transaction.nonce);
         transactions.dedup_by_key(|transaction| transaction.nonce);
+        let first = tail.count.saturating_sub(transactions.len() as u64);
+        if transactions.iter().zip(first..).any(|(transaction, nonce)| transaction.nonce != nonce) {
+            return Err(account.misread());
+        }
         let (count, count_final) = (tail.count, tail.count_final);
         account.tail = Some(tail);
         Ok(AccountHistory {
@@ -232,7 +256,32 @@ impl AccountReader {
 
     /// The newest block's number.
     pub async fn head(&self) -> Result<u64, ChainError> {
-        self.block("latest").await.map(|block| block.number)
+        self.newest_block().await.map(|block| block.number)
+    }
+
+    /// The newest block. If it is old, or cannot be read, the other endpoints are asked too, and the one with the newest
+    /// is asked from then on.
+    async fn newest_block(&self) -> Result<Block, ChainError> {
+        let mut best = self.block("latest").await;
+        let mut best_at = self.chain.endpoint();
+        let stale = |block: &Result<Block, ChainError>| match block {
+            Ok(block) => self.clock.now().since(block.at) >= STALE_AFTER,
+            Err(error) => !matches!(error, ChainError::Unreachable(_)),
+        };
+        let first = best_at;
+        for other in 1..self.chain.endpoint_count() {
+            if !stale(&best) {
+                break;
+            }
+            self.chain.turn_to(first + other);
+            let block = self.block("latest").await;
+            let newer = |block: &Block| best.as_ref().map_or(true, |best| best.number < block.number);
+            if block.as_ref().is_ok_and(newer) {
+                (best, best_at) = (block, self.chain.endpoint());
+            }
+        }
+        self.chain.turn_to(best_at);
+        best
     }
 
     /// Why a mined transaction reverted: the same call on the state before its block.
@@ -279,12 +328,21 @@ impl AccountReader {
         if from >= final_block {
             return Ok(());
         }
+        // Reading it again would cost as much as before, and it would be dropped again.
+        if from < account.dropped {
+            return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
+        }
         let (since, until) = account.range.unwrap_or((from, from));
         let mut found = Vec::new();
         if from < since {
             found.extend(self.read(address, from, since, historical).await?.0);
         }
-        found.extend(self.read(address, until.max(from), final_block, historical).await?.0);
+        let (newer, before) = self.read(address, until.max(from), final_block, historical).await?;
+        if until >= from && account.count.zip(before).is_some_and(|(known, before)| known != before) {
+            return Err(account.misread());
+        }
+        account.count = before.map(|before| before + newer.len() as u64);
+        found.extend(newer);
         // A gap between the range and `from` has not been read: the range then begins anew.
         let since = if from > until { from } else { since.min(from) };
         account.transactions.extend(found.into_iter().map(|transaction| (transaction.nonce, transaction)));
@@ -292,6 +350,7 @@ impl AccountReader {
         while account.transactions.len() > KEPT_MAX {
             if let Some((_, dropped)) = account.transactions.pop_first() {
                 account.range = Some((since.max(dropped.block), final_block));
+                account.dropped = dropped.block;
             }
         }
         Ok(())
@@ -365,10 +424,35 @@ impl AccountReader {
     }
 
     async fn transactions_in(&self, address: Address, block: u64) -> Result<Vec<AccountTransaction>, ChainError> {
-        let answer = self.ask("eth_getBlockByNumber", json!([format!("{block:#x}"), true])).await?;
+        let answer = match self.ask("eth_getBlockByNumber", json!([format!("{block:#x}"), true])).await {
+            Err(ChainError::TooLong) => return self.transactions_one_by_one(address, block).await,
+            answer => answer?,
+        };
         let listed = answer["transactions"].as_array().ok_or(ChainError::Unreadable("a block"))?;
         let ours = listed.iter().filter_map(read_transaction).filter(|(_, from)| *from == address);
         Ok(ours.map(|(transaction, _)| transaction).collect())
+    }
+
+    /// The account's transactions in a block that is too long for one answer.
+    async fn transactions_one_by_one(
+        &self,
+        address: Address,
+        block: u64,
+    ) -> Result<Vec<AccountTransaction>, ChainError> {
+        let answer = self.ask("eth_getBlockByNumber", json!([format!("{block:#x}"), false])).await?;
+        let listed = answer["transactions"].as_array().ok_or(ChainError::Unreadable("a block"))?;
+        if listed.len() > TRANSACTIONS_READ_MAX {
+            return Err(ChainError::Unreadable("a block is too long, and its transactions are too many to read"));
+        }
+        let mut ours = Vec::new();
+        for hash in listed {
+            let found = self.ask("eth_getTransactionByHash", json!([hash])).await?;
+            if number(&found["blockNumber"]) != Some(block) {
+                return Err(ChainError::Unreadable("a block changed while it was read"));
+            }
+            ours.extend(read_transaction(&found).filter(|(_, from)| *from == address).map(|(found, _)| found));
+        }
+        Ok(ours)
     }
 
     /// The newest block older than `at`, searched backwards from the head in growing steps.
