@@ -223,6 +223,7 @@ impl SimRelayer {
                     None => unknown_transaction(tx),
                 })
             }
+            ("DELETE", ["relayers", _, "transactions", _]) if self.faults.cancels_hang => Reply::Hang,
             // A journal knows no cancellations.
             ("DELETE", ["relayers", id, "transactions", tx]) if self.is_audited() => {
                 Reply::now(self.not_mine(id).unwrap_or_else(|| self.cancel_transaction(now_ms, tx)))

@@ -23,6 +23,8 @@ pub struct Faults {
     pub transaction_reads: ReadFault,
     /// For lists of transactions that are answered.
     pub listing: ListFault,
+    /// DELETE of a transaction is never answered, and cancels nothing.
+    pub cancels_hang: bool,
     /// For webhooks.
     pub webhooks: WebhookFaults,
     /// For the next accepted records, one each, before `outcome`.

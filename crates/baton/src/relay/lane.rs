@@ -230,6 +230,13 @@ impl RelayLane {
                  have been executed. Set RPC_URL, and the chain decides"
             );
         };
+        if !config.decides {
+            warn!(
+                action = "no_chain",
+                "CHAIN_DECIDES is false, so relayers are believed although RPC_URL is set: a transaction that a relayer \
+                 signed and calls failed may have been executed"
+            );
+        }
         let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks)
             .with_rate(config.calls_per_second);
         self.probe_node(&reader, &shutdown).await;

@@ -11,7 +11,9 @@ mod ethers;
 mod faults;
 mod gasless;
 mod jams;
+mod killed_halfway;
 mod misleading_relayers;
+mod misled_fixture;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
 mod relay_fixture;

@@ -4,164 +4,14 @@
 use alloy_primitives::{Address, Bytes, U256};
 use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
-use harness::chain::{Chain, Contracts, PrivateKeySigner, Receipt, Token, TransactionRequest};
+use harness::chain::{Chain, Contracts, Token, TransactionRequest};
 use harness::relayer::{Outcome, PostFault};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 
-use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, SOON, TO, serial_body, serial_data};
-
-/// Blocks on top of one that make it final in these tests.
-const FINALITY: u64 = 2;
-
-struct Misled {
-    relay: RelayFixture,
-    chain: Chain,
-    /// The relayers' keys, in their order.
-    keys: Vec<PrivateKeySigner>,
-}
-
-impl Misled {
-    /// Two relayers with accounts on the chain.
-    async fn start(rpc: bool) -> Self {
-        Self::with_finality(rpc, FINALITY).await
-    }
-
-    async fn with_finality(rpc: bool, blocks: u64) -> Self {
-        let chain = Chain::shared();
-        let keys = vec![chain.funded_key().await, chain.funded_key().await];
-        let mut setup = RelaySetup::relayers(keys.len())
-            .env("CHAIN_FINALITY_BLOCKS", blocks.to_string())
-            .env("RECONCILE_SUBMITTED_MS", "500")
-            .env("RECONCILE_UNPROVEN_MS", "3000");
-        if rpc {
-            setup = setup.env("RPC_URL", chain.url());
-        }
-        for (index, key) in keys.iter().enumerate() {
-            let address = key.address().to_string();
-            setup = setup.relayer(index, |options| options.address = Some(address));
-        }
-        Self { relay: setup.start().await, chain, keys }
-    }
-
-    /// All relayers end their transactions like this.
-    fn all_end(&self, outcome: Outcome) {
-        for relayer in &self.relay.relayers {
-            let outcome = outcome.clone();
-            relayer.set_outcome_rule(move |_| Some(outcome.clone()));
-        }
-    }
-
-    /// Sends one; returns its id and the position of the relayer that took it, once that has signed it.
-    async fn send(&self, serial: usize) -> (String, usize) {
-        let id = self.relay.send(&serial_body(serial)).await;
-        (id, self.signed_by(&serial_data(serial)).await)
-    }
-
-    /// The relayer that has signed a record with this call data.
-    async fn signed_by(&self, data: &str) -> usize {
-        eventually(LATER, "a relayer to sign it", || async {
-            self.relay.relayers.iter().position(|relayer| {
-                let signed = |record: &harness::relayer::Record| record.nonce.is_some();
-                relayer.records().iter().any(|record| record.data.as_deref() == Some(data) && signed(record))
-            })
-        })
-        .await
-    }
-
-    /// Makes the call on the chain with the key of this relayer.
-    async fn execute(&self, relayer: usize, serial: usize) -> Receipt {
-        self.execute_as(&self.keys[relayer], serial).await
-    }
-
-    /// Makes the call on the chain with this key.
-    async fn execute_as(&self, key: &PrivateKeySigner, serial: usize) -> Receipt {
-        let data: Bytes = serial_data(serial).parse().unwrap();
-        let call = TransactionRequest::default().with_to(TO.parse().unwrap()).with_value(U256::from(1));
-        self.chain.send(key, call.with_input(data).with_gas_limit(60_000)).await
-    }
-
-    /// Uses up the relayer's next nonce with another call.
-    async fn use_nonce(&self, relayer: usize) -> Receipt {
-        let address = self.keys[relayer].address();
-        let no_op = TransactionRequest::default().with_to(address).with_value(U256::ZERO);
-        self.chain.send(&self.keys[relayer], no_op.with_gas_limit(21_000)).await
-    }
-
-    /// Sends these two through the first relayer; returns their ids, once that has signed both, in this order.
-    async fn send_both(&self, serials: [usize; 2]) -> [String; 2] {
-        self.relay.relayers[1].change_faults(|faults| faults.paused = true);
-        self.relay.until_relayer(1, "paused").await;
-        let mut ids = [const { String::new() }; 2];
-        for (position, serial) in serials.into_iter().enumerate() {
-            ids[position] = self.relay.send(&serial_body(serial)).await;
-            eventually(LATER, "it to be signed", || async {
-                let records = self.relay.relayers[0].records();
-                (records.iter().filter(|record| record.nonce.is_some()).count() == position + 1).then_some(())
-            })
-            .await;
-        }
-        ids
-    }
-
-    /// The relayer's webhook says that this row is confirmed, under this transaction's hash; asked, the relayer says nothing.
-    async fn tell_confirmed(&self, id: &str, relayer: usize, under: &Receipt) {
-        let relayer = &self.relay.relayers[relayer];
-        self.until_said(id, "submitted").await;
-        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
-        let record = self.relay.status(id).await["ozRelayerTxId"].as_str().unwrap().to_owned();
-        let mut payload = relayer.record(&record).unwrap().to_json();
-        payload["payload_type"] = json!("transaction");
-        payload["status"] = json!("confirmed");
-        payload["hash"] = json!(under.transaction_hash.to_string());
-        let body = json!({ "id": "n", "event": "transaction_update", "payload": payload });
-        relayer.send_webhook(body.to_string());
-        self.until_said(id, "confirmed").await;
-    }
-
-    /// Waits until the relayer has said this of the row.
-    async fn until_said(&self, id: &str, word: &str) {
-        let timeline = format!("/api/v1/relay/transactions/{id}/timeline");
-        eventually_ok(SOON, "the relayer's word to arrive", || async {
-            let (_, timeline) = self.relay.get(&timeline).await;
-            if timeline.to_string().contains(&format!("the relayer says {word}")) { Ok(()) } else { Err(timeline) }
-        })
-        .await;
-    }
-
-    /// Looks at the chain decide nothing about this row.
-    async fn assert_stays_open(&self, id: &str) {
-        // One look may be under way.
-        let looks = self.looks_open().await + 2.0;
-        let status = eventually_ok(LATER, "the chain to be looked at", || async {
-            let status = self.relay.status(id).await;
-            let looked = status["status"] != "submitted" || self.looks_open().await >= looks;
-            if looked { Ok(status) } else { Err(status) }
-        })
-        .await;
-        assert_eq!(status["status"], "submitted", "{status}");
-    }
-
-    /// The number of looks at the chain that decided nothing.
-    async fn looks_open(&self) -> f64 {
-        self.relay.metric("baton_chain_checks_total", "open").await
-    }
-
-    /// Makes everything mined so far final.
-    async fn finalise(&self) {
-        for _ in 0..=FINALITY {
-            self.chain.mine().await;
-        }
-    }
-
-    async fn until(&self, id: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        eventually_ok(LATER, what.to_owned(), || async {
-            let status = self.relay.status(id).await;
-            if holds(&status) { Ok(status) } else { Err(status) }
-        })
-        .await
-    }
-}
+use crate::chain_fixture::ChainSetup;
+use crate::misled_fixture::Misled;
+use crate::relay_fixture::{LATER, SOON, metric, serial_body};
 
 #[tokio::test]
 async fn a_call_that_the_relayer_calls_failed_is_confirmed_if_the_chain_has_it() {
@@ -268,14 +118,20 @@ async fn a_lost_submission_is_found_on_the_chain_although_its_relayer_forgot_it(
 }
 
 #[tokio::test]
-async fn without_a_chain_a_signed_failure_is_marked_unverified() {
-    let misled = Misled::start(false).await;
-    misled.all_end(Outcome::FailedButExecuted);
-    let id = misled.relay.send(&serial_body(7)).await;
-    let end = misled.relay.until_status(&id, "failed").await;
-    assert_eq!(end["unverified"], json!(true), "{end}");
-    let (_, timeline) = misled.relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
-    assert!(timeline.to_string().contains("unverified"), "{timeline}");
+async fn a_signed_failure_without_a_chain_that_decides_is_marked_unverified() {
+    let chain = Chain::shared();
+    for (rpc_url, cause) in [(None, "RPC_URL is not set"), (Some(chain.url().to_owned()), "CHAIN_DECIDES is false")] {
+        let decides = rpc_url.is_none().to_string();
+        let misled = Misled::with(rpc_url, |setup| setup.env("CHAIN_DECIDES", decides)).await;
+        misled.all_end(Outcome::FailedButExecuted);
+        let id = misled.relay.send(&serial_body(7)).await;
+        let end = misled.relay.until_status(&id, "failed").await;
+        assert_eq!(end["unverified"], json!(true), "{end}");
+        let (_, timeline) = misled.relay.get(&format!("/api/v1/relay/transactions/{id}/timeline")).await;
+        let timeline = timeline.to_string();
+        assert!(timeline.contains("the chain was not asked") && !timeline.contains("is not set"), "{timeline}");
+        assert!(misled.relay.api.output().contains(cause), "the log says why");
+    }
 }
 
 /// The relayers have no tokens when the call is made, and have some when its reason is asked for.
@@ -376,6 +232,30 @@ async fn a_block_that_is_not_final_settles_only_what_relayer_and_receipt_agree_o
     misled.relay.until_status(&confirmed, "confirmed").await;
 }
 
+/// A call that reverts may succeed in the block that replaces its own. A relayer that says `failed` has not waited.
+#[tokio::test]
+async fn a_revert_in_a_block_that_is_not_final_fails_nothing_although_the_relayer_agrees() {
+    let chain = Chain::shared();
+    let contracts = Contracts::deploy(&chain).await;
+    // These relayers sign: the hash that they name is the chain's.
+    let setup = ChainSetup::on(&chain).env("CHAIN_FINALITY_BLOCKS", "1000000").env("RECONCILE_SUBMITTED_MS", "500");
+    let relay = setup.start().await;
+    let call = Token::transferCall { to: Address::repeat_byte(1), amount: U256::from(1) }.abi_encode();
+    let body = json!({ "to": contracts.token.to_string(), "data": Bytes::from(call), "gas": 60000 });
+    let (_, accepted) = relay.post("direct", &body).await;
+    let id = accepted["transactionId"].as_str().unwrap();
+    let status = eventually_ok(LATER, "the chain to be looked at", || async {
+        let status = relay.status(id).await;
+        let looks = metric(&relay.http, &relay.base, "baton_chain_checks_total", "open").await;
+        let said = status["error_message"].as_str().is_some_and(|said| said.contains("the relayer says failed"));
+        if (looks >= 2.0 && said) || status["status"] == "failed" { Ok(status) } else { Err(status) }
+    })
+    .await;
+    assert_eq!(status["status"], "submitted", "{status}");
+    let receipt = chain.receipt(status["hash"].as_str().unwrap()).await.unwrap();
+    assert!(!receipt.status(), "relayer and receipt agree");
+}
+
 #[tokio::test]
 async fn a_call_that_its_relayer_replaced_by_a_no_op_says_so_with_the_hash_of_that() {
     let misled = Misled::start(true).await;
@@ -419,4 +299,58 @@ async fn a_proven_absence_is_held_against_the_chain_before_a_resend() {
     let end = misled.relay.until_status(&id, "confirmed").await;
     assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()));
     assert_eq!((records(relayer), records(1 - relayer)), (1, 0), "not sent again");
+}
+
+/// A relayer that lost its last seconds after it had signed says that it never did.
+#[tokio::test]
+async fn a_call_that_the_relayer_failed_unsigned_is_confirmed_if_the_chain_has_it() {
+    let misled = Misled::start(true).await;
+    misled.all_end(Outcome::NeverSigned("Transaction in Pending state for over 2 minutes".to_owned()));
+    for relayer in &misled.relay.relayers {
+        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+    }
+    let id = misled.relay.send(&serial_body(18)).await;
+    misled.until_said(&id, "failed").await;
+    let relayer = misled.relay.relayers.iter().position(|relayer| !relayer.records().is_empty()).unwrap();
+    let receipt = misled.execute(relayer, 18).await;
+    misled.finalise().await;
+    for relayer in &misled.relay.relayers {
+        relayer.change_faults(|faults| faults.transaction_reads.status = None);
+    }
+    let end = misled.relay.until_status(&id, "confirmed").await;
+    assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()), "{end}");
+    assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
+}
+
+/// Another call has used the nonce of a lost submission, in a block that may be replaced.
+#[tokio::test]
+async fn a_nonce_that_is_not_used_for_good_keeps_an_unknown_outcome_open() {
+    let misled = Misled::start(true).await;
+    for relayer in &misled.relay.relayers {
+        relayer.set_post_rule(|_| Some(PostFault::ErrorAfterStoring));
+        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+    }
+    let (id, relayer) = misled.send(19).await;
+    let taken = || misled.relay.relayers.iter().map(|relayer| relayer.accepted().len()).sum::<usize>();
+    misled.relay.relayers[relayer].forget();
+    misled.use_nonce(relayer).await;
+    misled.relay.relayers[relayer].change_faults(|faults| faults.transaction_reads.status = None);
+    eventually_ok(LATER, "the nonce to be looked at", || async {
+        let output = misled.relay.api.output();
+        if output.contains("nonce 0 of the relayer is not used for good yet") || taken() > 1 {
+            Ok(())
+        } else {
+            Err(output)
+        }
+    })
+    .await;
+    assert_eq!(taken(), 1, "not sent again");
+    for relayer in &misled.relay.relayers {
+        relayer.set_post_rule(|_| None);
+    }
+    misled.finalise().await;
+    eventually_ok(LATER, "it to be sent again", || async {
+        if taken() == 2 { Ok(()) } else { Err(misled.relay.status(&id).await) }
+    })
+    .await;
 }

@@ -1,5 +1,5 @@
-//! A proxy in front of a chain's JSON-RPC. It can drop `eth_sendRawTransaction` or its answer, passes everything else, and
-//! counts requests by method.
+//! A proxy in front of a chain's JSON-RPC. It can drop `eth_sendRawTransaction` or its answer, or hold back the requests of
+//! one method; it passes everything else, and counts requests by method.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use harness::chain::Chain;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Fault of `eth_sendRawTransaction`.
@@ -35,6 +36,8 @@ struct Inner {
     chain: String,
     http: reqwest::Client,
     fault: Mutex<SendFault>,
+    /// The method whose requests are held back.
+    held: watch::Sender<Option<&'static str>>,
     /// Signed transactions of all send requests, dropped ones included.
     sent: Mutex<Vec<String>>,
     /// Number of requests by method.
@@ -49,6 +52,7 @@ impl RpcProxy {
             chain: chain.url().to_owned(),
             http: harness::http_client(),
             fault: Mutex::new(SendFault::None),
+            held: watch::Sender::new(None),
             sent: Mutex::default(),
             requests: Mutex::default(),
         });
@@ -63,6 +67,11 @@ impl RpcProxy {
 
     pub fn set(&self, fault: SendFault) {
         *self.state.fault.lock().unwrap() = fault;
+    }
+
+    /// Holds back requests with this method, without an answer, until this is called again.
+    pub fn hold(&self, method: Option<&'static str>) {
+        self.state.held.send_replace(method);
     }
 
     /// The number of requests with this method.
@@ -94,6 +103,7 @@ async fn forward(State(rpc): State<Arc<Inner>>, body: Bytes) -> Response {
     let request: serde_json::Value = serde_json::from_slice(&body).unwrap();
     let method = request["method"].as_str().unwrap();
     *rpc.requests.lock().unwrap().entry(method.to_owned()).or_default() += 1;
+    let _ = rpc.held.subscribe().wait_for(|held| *held != Some(method)).await;
     let is_send = method == "eth_sendRawTransaction";
     let fault = if is_send { *rpc.fault.lock().unwrap() } else { SendFault::None };
     if is_send {

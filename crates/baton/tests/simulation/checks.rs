@@ -183,6 +183,16 @@ impl World {
         if node.epoch > 0 || free_no_op {
             return Ok(());
         }
+        // The relayer has deleted records only by its retention. Of one that was bound long after it was made, that looks as
+        // if the relayer had lost it.
+        let lost = |other: &Transaction| {
+            let binding = other.binding.as_ref().filter(|binding| binding.relayer == claim.relayer);
+            binding.and_then(|binding| binding.forgotten_since).is_some_and(|since| since >= claim.at)
+        };
+        if self.rows.iter().any(|other| !other.status.is_final() && lost(other)) {
+            self.counters.witness_expired += 1;
+            return Ok(());
+        }
         let witness = self.last_bound(&claim.relayer, claim.at, 1).pop();
         let silent = claim.unknown.as_ref().is_some_and(|unknown| unknown.kind.is_silence());
         match witness.filter(|binding| self.is_within_retention(binding.at)) {

@@ -5,6 +5,8 @@
 //! such counts; then every block of the range is read. Blocks at finality depth never change: what they contain is kept
 //! and shared between rows.
 
+mod blocks;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use alloy_primitives::{Address, B256, U256};
 use serde_json::{Value, json};
 use tokio::sync::Mutex as AsyncMutex;
 
+use self::blocks::Block;
 use super::{Chain, ChainError, bytes, number};
 use crate::clock::Clock;
 use crate::relay::request::call::Call;
@@ -94,9 +97,21 @@ pub struct AccountReader {
 struct Account {
     /// The range of final blocks that was read: after `since`, up to and including `until`.
     range: Option<(u64, u64)>,
+    /// The account's transaction count at the end of the range, where the node keeps history.
+    count: Option<u64>,
+    /// The newest block of which a transaction was dropped, to bound what is kept.
+    dropped: u64,
     transactions: BTreeMap<u64, AccountTransaction>,
     /// The blocks after the final ones, as long as the head is the same.
     tail: Option<Tail>,
+}
+
+impl Account {
+    /// A node that was behind, or on another branch, has left a gap in what is kept: it is read again.
+    fn misread(&mut self) -> ChainError {
+        *self = Self::default();
+        ChainError::Unreadable("its final blocks and the account's transaction count disagree")
+    }
 }
 
 /// An account's transactions in the blocks that are not final yet.
@@ -128,8 +143,6 @@ const PAUSE: Duration = Duration::from_secs(2);
 const BLOCKS_READ_MAX: u64 = 5_000;
 /// Maximum number of final transactions that are kept of one account.
 const KEPT_MAX: usize = 20_000;
-/// Maximum number of block times that are kept.
-const BLOCK_TIMES_MAX: usize = 20_000;
 
 impl AccountReader {
     /// Reads accounts of this chain; a block is final once `finality` blocks are on top of it.
@@ -173,7 +186,7 @@ impl AccountReader {
         };
         // One reader per account: the second finds the first one's result.
         let mut account = account.lock().await;
-        let head = self.block("latest").await?;
+        let head = self.newest_block().await?;
         let final_block = head.number.saturating_sub(self.finality);
         // The chain's clock may be behind ours, or ours have been ahead when `since` was taken.
         let from = self.block_before(since - self.clock.now().since(head.at), &head).await?;
@@ -183,6 +196,10 @@ impl AccountReader {
         };
         let count_pending = self.count_at(address, "pending").await?.max(tail.count);
         self.extend_final(&mut account, address, from, final_block, tail.historical).await?;
+        let until_now = account.range.is_some_and(|(_, until)| until == final_block);
+        if until_now && account.count.is_some_and(|count| count != tail.count_final) {
+            return Err(account.misread());
+        }
         if account.range.is_some_and(|(since, _)| since > from && from < final_block) {
             return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
         }
@@ -232,7 +249,7 @@ impl AccountReader {
 
     /// The newest block's number.
     pub async fn head(&self) -> Result<u64, ChainError> {
-        self.block("latest").await.map(|block| block.number)
+        self.newest_block().await.map(|block| block.number)
     }
 
     /// Why a mined transaction reverted: the same call on the state before its block.
@@ -279,12 +296,21 @@ impl AccountReader {
         if from >= final_block {
             return Ok(());
         }
+        // Reading it again would cost as much as before, and it would be dropped again.
+        if from < account.dropped {
+            return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
+        }
         let (since, until) = account.range.unwrap_or((from, from));
         let mut found = Vec::new();
         if from < since {
             found.extend(self.read(address, from, since, historical).await?.0);
         }
-        found.extend(self.read(address, until.max(from), final_block, historical).await?.0);
+        let (newer, before) = self.read(address, until.max(from), final_block, historical).await?;
+        if until >= from && account.count.zip(before).is_some_and(|(known, before)| known != before) {
+            return Err(account.misread());
+        }
+        account.count = before.map(|before| before + newer.len() as u64);
+        found.extend(newer);
         // A gap between the range and `from` has not been read: the range then begins anew.
         let since = if from > until { from } else { since.min(from) };
         account.transactions.extend(found.into_iter().map(|transaction| (transaction.nonce, transaction)));
@@ -292,6 +318,7 @@ impl AccountReader {
         while account.transactions.len() > KEPT_MAX {
             if let Some((_, dropped)) = account.transactions.pop_first() {
                 account.range = Some((since.max(dropped.block), final_block));
+                account.dropped = dropped.block;
             }
         }
         Ok(())
@@ -364,67 +391,6 @@ impl AccountReader {
         Ok(found)
     }
 
-    async fn transactions_in(&self, address: Address, block: u64) -> Result<Vec<AccountTransaction>, ChainError> {
-        let answer = self.ask("eth_getBlockByNumber", json!([format!("{block:#x}"), true])).await?;
-        let listed = answer["transactions"].as_array().ok_or(ChainError::Unreadable("a block"))?;
-        let ours = listed.iter().filter_map(read_transaction).filter(|(_, from)| *from == address);
-        Ok(ours.map(|(transaction, _)| transaction).collect())
-    }
-
-    /// The newest block older than `at`, searched backwards from the head in growing steps.
-    async fn block_before(&self, at: Timestamp, head: &Block) -> Result<u64, ChainError> {
-        if head.at < at {
-            return Ok(head.number);
-        }
-        let (mut low, mut high) = self.known_around(at, head.number);
-        let mut step = 1;
-        while low.is_none() && high > 0 {
-            let tried = high.saturating_sub(step);
-            if self.block_time(tried).await? < at {
-                low = Some(tried);
-            } else {
-                (high, step) = (tried, step * 2);
-            }
-        }
-        let Some(mut low) = low else { return Ok(0) };
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if self.block_time(middle).await? < at { low = middle } else { high = middle }
-        }
-        Ok(low)
-    }
-
-    /// The newest known block older than `at`, and the oldest known one that is not; the head if none is known.
-    fn known_around(&self, at: Timestamp, head: u64) -> (Option<u64>, u64) {
-        let mut times = self.block_times.lock().unwrap_or_else(PoisonError::into_inner);
-        // The chain is shorter than what is known: another chain, or a reset one.
-        if times.last_key_value().is_some_and(|(last, _)| *last > head) || times.len() > BLOCK_TIMES_MAX {
-            times.clear();
-        }
-        let older = times.iter().rev().find(|(_, made)| **made < at).map(|(number, _)| *number);
-        let newer = times.iter().find(|(_, made)| **made >= at).map(|(number, _)| *number);
-        let newer = newer.filter(|newer| older.is_none_or(|older| older < *newer));
-        (older.filter(|older| *older < head), newer.unwrap_or(head))
-    }
-
-    async fn block_time(&self, number: u64) -> Result<Timestamp, ChainError> {
-        if let Some(known) = self.block_times.lock().unwrap_or_else(PoisonError::into_inner).get(&number) {
-            return Ok(*known);
-        }
-        let made = self.block(&format!("{number:#x}")).await?.at;
-        self.block_times.lock().unwrap_or_else(PoisonError::into_inner).insert(number, made);
-        Ok(made)
-    }
-
-    async fn block(&self, which: &str) -> Result<Block, ChainError> {
-        let block = self.ask("eth_getBlockByNumber", json!([which, false])).await?;
-        let (number, seconds) = (number(&block["number"]), number(&block["timestamp"]));
-        let (number, seconds) = number.zip(seconds).ok_or(ChainError::Unreadable("a block"))?;
-        let at = Timestamp(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000));
-        let hash = block["hash"].as_str().and_then(|hash| hash.parse().ok());
-        Ok(Block { number, at, hash: hash.ok_or(ChainError::Unreadable("a block's hash"))? })
-    }
-
     async fn count(&self, address: Address, block: u64) -> Result<u64, ChainError> {
         self.count_at(address, &format!("{block:#x}")).await
     }
@@ -479,12 +445,6 @@ impl AccountReader {
     fn limits(&self) -> std::sync::MutexGuard<'_, Limits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-struct Block {
-    number: u64,
-    at: Timestamp,
-    hash: B256,
 }
 
 /// A mined transaction and its sender; `None` if it is in no block, or cannot be read.

@@ -66,6 +66,9 @@ pub enum ChainError {
         /// Its data: the revert data, if the call reverted.
         data: Value,
     },
+    /// An answer longer than [`ANSWER_BYTES_MAX`].
+    #[error("the chain's answer is too long")]
+    TooLong,
     /// An answer that is not what JSON-RPC promises.
     #[error("the chain's answer is not understood: {0}")]
     Unreadable(&'static str),
@@ -152,6 +155,21 @@ impl Chain {
             Err(ChainError::Refused { message, data, .. }) => Ok(revert::judge(message, &data)),
             Err(error) => Err(error),
         }
+    }
+
+    /// The number of endpoints.
+    fn endpoint_count(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    /// The endpoint that is asked first.
+    fn endpoint(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// Asks this endpoint first from now on.
+    fn turn_to(&self, endpoint: usize) {
+        self.current.store(endpoint % self.endpoints.len(), Ordering::Relaxed);
     }
 
     /// Asks once the chain is known to be the configured one.
@@ -305,8 +323,10 @@ impl Chain {
         match serde_json::from_slice::<Value>(&answer.body) {
             // Some nodes answer a call that reverts with status 4xx or 5xx; the JSON-RPC answer is in the body.
             Ok(answer) if answer.get("result").is_some() || answer.get("error").is_some_and(Value::is_object) => {
-                let busy = matches!(status.as_u16(), 429 | 502..=504);
-                if busy { Err(ChainError::Unreachable(format!("status {status}").into())) } else { Ok(answer) }
+                match not_served(status.as_u16(), &answer) {
+                    true => Err(ChainError::Unreachable(format!("status {status}: {}", answer["error"]).into())),
+                    false => Ok(answer),
+                }
             }
             _ if !status.is_success() => Err(ChainError::Unreachable(format!("status {status}").into())),
             _ => Err(ChainError::Unreadable("it is no JSON-RPC")),
@@ -317,10 +337,19 @@ impl Chain {
 impl From<TransportError> for ChainError {
     fn from(error: TransportError) -> Self {
         match error.kind {
-            TransportFailure::AnswerTooLong => Self::Unreadable("it is too long"),
+            TransportFailure::AnswerTooLong => Self::TooLong,
             _ => Self::Unreachable(error.into()),
         }
     }
+}
+
+/// Whether an endpoint refuses to work for us, whatever the question: its limit is reached, or our key is not accepted.
+/// Another endpoint may answer.
+fn not_served(status: u16, answer: &Value) -> bool {
+    /// "Limit exceeded" (EIP-1474), and the code that providers take from HTTP.
+    const LIMITS: [i64; 2] = [-32_005, 429];
+    let code = answer["error"]["code"].as_i64();
+    matches!(status, 401..=403 | 429 | 502..=504) || code.is_some_and(|code| LIMITS.contains(&code))
 }
 
 /// Longest text of an error that is kept, in characters.

@@ -77,7 +77,7 @@ impl Blocks {
                 Some(row)
             }
             // One unreadable answer does not mean that the chain is down.
-            Ok(None) | Err(Trouble::Chain(ChainError::Unreadable(_))) => {
+            Ok(None) | Err(Trouble::Chain(ChainError::Unreadable(_) | ChainError::TooLong)) => {
                 self.answered("unknown");
                 self.unknown.add(row.id, clock.instant());
                 None

@@ -140,9 +140,10 @@ impl ChainCheck {
             return Ok(None);
         }
         let says = said.map(|said| said.status);
-        // Where relayer and receipt agree, the relayer has waited for its confirmations.
         let agreed = says == Some(if receipt.succeeded { ReportedStatus::Confirmed } else { ReportedStatus::Failed });
-        if agreed || self.reader.is_final(receipt.block, self.reader.head().await?) {
+        // A relayer that calls it confirmed has waited for its confirmations. One that calls it failed has not, and in
+        // another block the call may succeed.
+        if (agreed && receipt.succeeded) || self.reader.is_final(receipt.block, self.reader.head().await?) {
             return self.executed(row, &mined, from, receipt, said.filter(|_| agreed)).await.map(Some);
         }
         Ok(Some(Looked::Open("it is in a block that is not final yet".to_owned())))
@@ -211,6 +212,12 @@ impl ChainCheck {
                     RelayerWord::Forgotten if self.is_long_forgotten(row) => "the relayer has lost it",
                     RelayerWord::Says(said) if row.is_cancel_certain(said, now, timings) => {
                         "the relayer has canceled it unsigned"
+                    }
+                    // Its word is believed unless the chain has the call: rows behind a nonce gap must not wait for it.
+                    RelayerWord::Says(said) if row.failed_unsigned(said) => {
+                        let reason = said.reason.as_deref().unwrap_or("no reason given");
+                        let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");
+                        return self.not_executed(row, &why).await;
                     }
                     _ => return Ok(Looked::Open(why.to_owned())),
                 };
@@ -337,9 +344,7 @@ impl ChainCheck {
         let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
         let decide = |now_row: &Transaction| match &now_row.binding {
-            Some(held) if held.tx_id == binding.tx_id => {
-                now_row.not_executed(why, now, timings).map(|(moved, _)| moved)
-            }
+            Some(held) if held.tx_id == binding.tx_id => now_row.not_executed(why, now, timings),
             _ => Err(MOVED),
         };
         match self.guarded.update(row.id, decide).await? {
@@ -347,7 +352,7 @@ impl ChainCheck {
                 counter!("baton_chain_checks_total", "finding" => "nonce-lost").increment(1);
                 counter!("baton_reroutes_total").increment(1);
                 info!(transactionId = %row.id, action = "chain_decided", "{why}; re-routed");
-                self.guarded.publish_again(&moved, Duration::from_secs(1)).await;
+                self.guarded.publish_again(&moved, moved.reroute_pause()).await;
                 Ok(Looked::Settled)
             }
             Updated::Refused(MOVED, _) | Updated::Missing => Ok(Looked::Settled),
@@ -423,7 +428,7 @@ mod tests {
         let id = RelayerTxId("oz-1".into());
         let bound = first.bind(token, &id, Some(FIRST), "it answered", now, &timings).unwrap().transaction;
         assert_eq!(bound_account(&bound), Some(FIRST.parse().unwrap()));
-        let left = bound.not_executed("another call used its nonce", now, &timings).unwrap().0.transaction;
+        let left = bound.not_executed("another call used its nonce", now, &timings).unwrap().transaction;
         assert_eq!(bound_account(&claim(&left, "http://r2")), None);
     }
 }

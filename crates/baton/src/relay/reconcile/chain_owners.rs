@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use alloy_primitives::Address;
 
 use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, Trouble};
-use super::chain_proof::{ChainFinding, EqualRows, candidates, judge, open_nonces};
+use super::chain_proof::{ChainFinding, EqualRows, candidates, judge, open_nonces, unsettled_nonces};
 use super::relayer_list::RelayerListing;
 use crate::relay::chain::account::{AccountHistory, AccountTransaction};
 use crate::relay::state::transaction::{Claim, RelayerTxId, RelayerUrl, Transaction};
@@ -110,8 +110,16 @@ impl ChainCheck {
         if open.end.saturating_sub(open.start) > OPEN_NONCES_MAX {
             return Ok(Err("too many transactions of the relayer wait to be mined".to_owned()));
         }
-        Ok(match open.clone().find(|nonce| !owned.contains(nonce)) {
-            Some(nonce) => Err(format!("nonce {nonce} of the relayer is signed and not mined")),
+        if let Some(nonce) = open.clone().find(|nonce| !owned.contains(nonce)) {
+            return Ok(Err(format!("nonce {nonce} of the relayer is signed and not mined")));
+        }
+        // Used by a call that no row has made, in a block that may be replaced: then this call may get the nonce.
+        let unsettled: Vec<u64> =
+            unsettled_nonces(history).filter(|nonce| !owned.contains(nonce)).take(OPEN_NONCES_MAX as usize).collect();
+        let owners = self.guarded.store.nonce_owners(relayer, &unsettled).await?;
+        let known: HashSet<u64> = owners.into_iter().map(|(nonce, _)| nonce).collect();
+        Ok(match unsettled.into_iter().find(|nonce| !known.contains(nonce)) {
+            Some(nonce) => Err(format!("nonce {nonce} of the relayer is not used for good yet")),
             None => Ok(()),
         })
     }

@@ -70,6 +70,11 @@ pub fn open_nonces(history: &AccountHistory, next: Option<u64>) -> std::ops::Ran
     history.count..history.count_pending.max(next.unwrap_or(0))
 }
 
+/// The nonces that are used in blocks that may still be replaced.
+pub fn unsettled_nonces(history: &AccountHistory) -> std::ops::Range<u64> {
+    history.count_final.min(history.count)..history.count
+}
+
 #[cfg(test)]
 mod tests {
     use alloy_primitives::{B256, U256};

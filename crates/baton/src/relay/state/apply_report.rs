@@ -205,6 +205,7 @@ impl Transaction {
         let ended = match report.status {
             ReportedStatus::Confirmed => true,
             ReportedStatus::Canceled if self.is_cancel_certain(report, now, timings) => true,
+            ReportedStatus::Failed if self.failed_unsigned(report) => true,
             ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
             ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
         };
@@ -256,17 +257,17 @@ impl Transaction {
 
     /// The chain proves that the relayer did not make the call and no longer can: another relayer takes it, without using
     /// up an attempt.
-    pub fn not_executed(&self, why: &str, now: Timestamp, timings: &Timings) -> Result<(Moved, Duration), Refused> {
+    pub fn not_executed(&self, why: &str, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
         if self.imported {
             return Err(Refused::NotPossible("a status lookup imported it; Baton never sends it"));
         }
         let detail = format!("{why}: {} certainly did not execute it; another relayer takes it", binding.relayer);
-        let (mut moved, pause) = self.rerouted(detail, now, timings);
+        let (mut moved, _) = self.rerouted(detail, now, timings);
         moved.transaction.hash = None;
         moved.transaction.error_message = None;
-        Ok((moved, pause))
+        Ok(moved)
     }
 
     /// Binds it to the mined transaction that made its call under a nonce that its relayer did not name. The record that
@@ -312,9 +313,15 @@ impl Transaction {
         next.relayer_says = None;
         next.cancel_requested_at = None;
         next.reroutes += 1;
-        let pause = Duration::from_secs(1) * 2u32.saturating_pow(self.reroutes).min(REROUTE_PAUSE_MAX_S);
+        let pause = next.reroute_pause();
         next.check_at = Some(now + pause + timings.message_check());
         (moved(next, "rerouted", detail), pause)
+    }
+
+    /// The pause before it is sent to another relayer, after its last re-route.
+    pub fn reroute_pause(&self) -> Duration {
+        let before = self.reroutes.saturating_sub(1);
+        Duration::from_secs(1) * 2u32.saturating_pow(before).min(REROUTE_PAUSE_MAX_S)
     }
 
     /// The relayer never signed it, the reason is the relayer's own or our own cancellation, and Baton may send the row.
@@ -331,6 +338,12 @@ impl Transaction {
     pub fn is_cancel_certain(&self, report: &Report, now: Timestamp, timings: &Timings) -> bool {
         let settled = self.cancel_requested_at.is_some_and(|asked| now.since(asked) >= timings.cancel_settles());
         report.status == ReportedStatus::Canceled && self.may_reroute(report) && settled
+    }
+
+    /// Whether the relayer failed it for a reason of its own before it signed it, as far as its records still show: one
+    /// that has lost its last seconds may have signed it in them.
+    pub fn failed_unsigned(&self, report: &Report) -> bool {
+        report.status == ReportedStatus::Failed && self.may_reroute(report)
     }
 
     /// Whether its relayer has never said that it signed it.
@@ -391,7 +404,7 @@ impl Transaction {
         next.block_number = report.block_number;
         let mut moved = failed(next, FailedBy::Relayer, reason);
         if moved.transaction.is_unverified() {
-            let detail = "the relayer signed it and says that it failed; no chain was asked (RPC_URL is not set)";
+            let detail = "the relayer signed it and says that it failed; the chain was not asked (see RPC_URL)";
             moved.steps.push(Step::new("unverified", detail));
         }
         moved

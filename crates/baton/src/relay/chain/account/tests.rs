@@ -6,7 +6,7 @@ use reqwest::header::HeaderMap;
 
 use super::*;
 use crate::config::{ChainConfig, Secret};
-use crate::http::transport::{Request, Response, Transport, TransportError};
+use crate::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
 
 const ACCOUNT: Address = Address::repeat_byte(0xaa);
 /// Seconds between two blocks.
@@ -70,8 +70,13 @@ impl Transport for Node {
 }
 
 async fn history(state: fn(usize) -> State) -> Result<AccountHistory, ChainError> {
+    let node = Node { calls: AtomicUsize::new(0), state };
+    reader("http://node", node).history(ACCOUNT, Timestamp(50_000)).await
+}
+
+fn reader(urls: &str, node: impl Transport + 'static) -> AccountReader {
     let config = ChainConfig {
-        rpc_url: Secret::new("http://node"),
+        rpc_url: Secret::new(urls),
         rpc_timeout: Duration::from_secs(1),
         chain_id: None,
         preflight: false,
@@ -81,9 +86,8 @@ async fn history(state: fn(usize) -> State) -> Result<AccountHistory, ChainError
         finality_blocks: 4,
         calls_per_second: None,
     };
-    let node = Arc::new(Node { calls: AtomicUsize::new(0), state });
-    let chain = Arc::new(Chain::over(node, &config).unwrap());
-    AccountReader::new(chain, Clock::system(), 4).history(ACCOUNT, Timestamp(50_000)).await
+    let chain = Arc::new(Chain::over(Arc::new(node), &config).unwrap());
+    AccountReader::new(chain, Clock::system(), 4)
 }
 
 const STEADY: State = State { head: 20, mined: Some(19), historical: true };
@@ -139,4 +143,151 @@ async fn a_count_of_another_head_gives_no_history() {
 
 thread_local! {
     static REPLACED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Nodes whose answer depends on the URL and the question. Each question is counted.
+struct Nodes<F> {
+    answer: F,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+type Answered = Result<(u16, Value), TransportFailure>;
+
+impl<F: Fn(&str, &str, &Value) -> Answered> Nodes<F> {
+    fn of(answer: F) -> Self {
+        Self { answer, asked: Arc::default() }
+    }
+}
+
+#[async_trait]
+impl<F: Fn(&str, &str, &Value) -> Answered + Send + Sync + 'static> Transport for Nodes<F> {
+    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+        let body: Value = serde_json::from_slice(&request.body.unwrap()).unwrap();
+        self.asked.lock().unwrap().push(body.to_string());
+        match (self.answer)(&request.url, body["method"].as_str().unwrap(), &body["params"]) {
+            Ok((status, answer)) => Ok(Response {
+                status: StatusCode::from_u16(status).unwrap(),
+                headers: HeaderMap::new(),
+                body: answer.to_string().into(),
+            }),
+            Err(kind) => Err(TransportError { kind, cause: "made up".to_owned(), status: None }),
+        }
+    }
+}
+
+const SINCE: Timestamp = Timestamp(50_000);
+
+#[tokio::test]
+async fn an_endpoint_that_refuses_to_work_for_us_is_replaced_by_the_next() {
+    for (status, code) in [(200, -32_005), (200, 429), (401, -32_600), (402, -32_000), (403, -32_000), (429, -32_000)] {
+        let refusal = json!({ "error": { "code": code, "message": "not for you" } });
+        let nodes = Nodes::of(move |url: &str, method: &str, params: &Value| {
+            Ok(if url.contains("first") { (status, refusal.clone()) } else { (200, STEADY.answer(method, params)) })
+        });
+        let history = reader("http://first,http://second", nodes).history(ACCOUNT, SINCE).await;
+        assert_eq!(history.map(|history| history.count).ok(), Some(1), "{status} {code}");
+    }
+}
+
+/// The endpoint that answered last has stopped following the chain, or is not ready.
+#[tokio::test]
+async fn an_endpoint_with_an_old_newest_block_is_left_for_one_with_a_newer() {
+    let stuck = State { head: 18, mined: None, historical: true };
+    for first_is_empty in [false, true] {
+        let nodes = Nodes::of(move |url: &str, method: &str, params: &Value| match url.contains("first") {
+            true if first_is_empty => Ok((200, json!({ "result": null }))),
+            true => Ok((200, stuck.answer(method, params))),
+            false => Ok((200, STEADY.answer(method, params))),
+        });
+        let reader = reader("http://first,http://second", nodes);
+        let history = reader.history(ACCOUNT, SINCE).await.unwrap();
+        assert_eq!((history.head, history.count), (20, 1));
+        assert_eq!(reader.head().await.unwrap(), 20, "and stays there");
+    }
+}
+
+/// A node that is behind may answer for a block that it does not have with its newest state.
+#[tokio::test]
+async fn final_blocks_that_were_misread_are_read_again() {
+    let misreads = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let behind = Arc::clone(&misreads);
+    let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
+        let mined = (!behind.load(Ordering::Relaxed)).then_some(15);
+        Ok((200, State { head: 40, mined, historical: true }.answer(method, params)))
+    });
+    let reader = reader("http://node", nodes);
+    assert_eq!(reader.history(ACCOUNT, SINCE).await.unwrap().count, 0);
+    misreads.store(false, Ordering::Relaxed);
+    for _ in 0..2 {
+        if let Ok(history) = reader.history(ACCOUNT, SINCE).await {
+            assert_eq!((history.count, history.transactions.len()), (1, 1), "a used nonce has no transaction");
+        }
+    }
+    assert_eq!(reader.history(ACCOUNT, SINCE).await.unwrap().transactions.len(), 1);
+}
+
+/// The same within one reading, at any of its calls: a load balancer sends them to two nodes.
+#[tokio::test]
+async fn a_used_nonce_without_its_transaction_gives_no_history() {
+    for (call, begins_behind) in (1..20).flat_map(|call| [(call, false), (call, true)]) {
+        let calls = AtomicUsize::new(0);
+        let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
+            let behind = (calls.fetch_add(1, Ordering::Relaxed) < call) == begins_behind;
+            Ok((200, State { head: 40, mined: (!behind).then_some(15), historical: true }.answer(method, params)))
+        });
+        if let Ok(history) = reader("http://node", nodes).history(ACCOUNT, SINCE).await {
+            assert_eq!(history.transactions.len() as u64, history.count, "from call {call} on, {begins_behind}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_kept_is_not_read_again_at_each_look() {
+    let many = KEPT_MAX as u64 + 1;
+    let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
+        let mut answer = State { mined: Some(15), head: 40, historical: true }.answer(method, params);
+        match method {
+            "eth_getTransactionCount" if answer["result"] == "0x1" => answer["result"] = json!(format!("{many:#x}")),
+            "eth_getBlockByNumber" if params[0] == "0xf" && params[1] == true => {
+                let with_nonce = |nonce: u64| {
+                    let mut made = transaction(15);
+                    made["nonce"] = json!(format!("{nonce:#x}"));
+                    made
+                };
+                answer["result"]["transactions"] = (0..many).map(with_nonce).collect();
+            }
+            _ => {}
+        }
+        Ok((200, answer))
+    });
+    let asked = Arc::clone(&nodes.asked);
+    let reader = reader("http://node", nodes);
+    for _ in 0..3 {
+        assert!(reader.history(ACCOUNT, SINCE).await.is_err());
+    }
+    let whole = asked.lock().unwrap().iter().filter(|asked| asked.contains("0xf\",true")).count();
+    assert_eq!(whole, 1, "the long block is read once");
+}
+
+#[tokio::test]
+async fn a_block_that_is_too_long_for_one_answer_is_read_by_its_transactions() {
+    for historical in [true, false] {
+        let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
+            let state = State { historical, ..STEADY };
+            match method {
+                "eth_getBlockByNumber" if params[0] == "0x13" && params[1] == true => {
+                    Err(TransportFailure::AnswerTooLong)
+                }
+                "eth_getBlockByNumber" if params[0] == "0x13" => {
+                    let mut answer = state.answer(method, params);
+                    answer["result"]["transactions"] = json!([B256::with_last_byte(1)]);
+                    Ok((200, answer))
+                }
+                "eth_getTransactionByHash" => Ok((200, json!({ "result": transaction(19) }))),
+                _ => Ok((200, state.answer(method, params))),
+            }
+        });
+        let history = reader("http://node", nodes).history(ACCOUNT, SINCE).await.unwrap();
+        assert_eq!(history.transactions.iter().map(|found| found.block).collect::<Vec<_>>(), [19]);
+    }
 }

@@ -248,6 +248,16 @@ fn only_ends_that_were_signed_need_the_chain() {
 }
 
 #[test]
+fn an_unsigned_failure_that_reroutes_needs_the_chain() {
+    let reason = Some("Transaction in Pending state for over 2 minutes".to_owned());
+    let raw = json!({ "id": "oz-1", "nonce": null, "hash": null });
+    let failed = Report { hash: None, nonce: None, reason, raw, ..word(ReportedStatus::Failed) };
+    assert!(submitted().needs_chain(&failed, Timestamp(5), &Timings::DEFAULT), "it may have lost its last seconds");
+    let of_the_item = Report { reason: Some("exceeds block gas limit".to_owned()), ..failed };
+    assert!(!submitted().needs_chain(&of_the_item, Timestamp(5), &Timings::DEFAULT));
+}
+
+#[test]
 fn each_trace_of_a_signature_alone_needs_the_chain() {
     for status in [ReportedStatus::Failed, ReportedStatus::Canceled, ReportedStatus::Expired] {
         let unsigned = Report { hash: None, nonce: None, ..word(status) };
@@ -293,7 +303,7 @@ fn a_word_that_waits_for_the_chain_is_shown_once_and_cleared_by_the_end() {
 #[test]
 fn a_nonce_lost_to_another_call_reroutes_without_an_attempt() {
     let row = submitted().ask_chain(&word(ReportedStatus::Failed), Timestamp(5)).unwrap().transaction;
-    let (moved, _) = row.not_executed("another call used its nonce 4", Timestamp(6), &Timings::DEFAULT).unwrap();
+    let moved = row.not_executed("another call used its nonce 4", Timestamp(6), &Timings::DEFAULT).unwrap();
     let row = moved.transaction;
     assert_eq!((row.status, row.attempts, row.reroutes), (Status::Submitted, 0, 1));
     assert_eq!((row.binding, row.hash, row.error_message), (None, None, None));
