@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
+mod alarms;
 mod blocks;
 mod chain_fixture;
 mod contracts;
