@@ -4,7 +4,7 @@
 -- Text is utf8mb4 and compared byte by byte. Keys that must tell apart whatever differs are VARBINARY, because every
 -- collation that both servers know ignores spaces at the end. Times are UTC.
 
--- One row for each accepted transaction. Ids are UUIDv7: newest last, so lists go by the id.
+-- One row for each accepted transaction. Ids are UUIDv7: newest last (imported rows excepted).
 CREATE TABLE IF NOT EXISTS transactions (
     id                  VARCHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     type                VARCHAR(20)       NOT NULL,

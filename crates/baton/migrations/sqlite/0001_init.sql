@@ -1,4 +1,4 @@
--- One row for each accepted transaction. Ids are UUIDv7: newest last, so the list needs no index on time.
+-- One row for each accepted transaction. Ids are UUIDv7: newest last (imported rows excepted).
 CREATE TABLE transactions (
     id                  BLOB    NOT NULL PRIMARY KEY,
     kind                TEXT    NOT NULL,

@@ -3,7 +3,6 @@ DROP INDEX IF EXISTS transactions_status;
 DROP INDEX IF EXISTS transactions_type;
 DROP INDEX IF EXISTS transactions_relayer;
 DROP INDEX IF EXISTS transactions_in_doubt;
-CREATE INDEX IF NOT EXISTS transactions_created_at ON transactions (created_at, id);
 CREATE INDEX transactions_status ON transactions (status, created_at, id);
 CREATE INDEX transactions_type ON transactions (kind, created_at, id);
 CREATE INDEX transactions_relayer ON transactions (COALESCE(relayer_url, claim_relayer), created_at, id);

@@ -252,9 +252,9 @@ pub struct Filter {
     pub kind: Option<Kind>,
     /// Only rows bound to or claimed for this relayer.
     pub relayer: Option<RelayerUrl>,
-    /// Only accepted at or after.
+    /// Only created at or after.
     pub from: Option<Timestamp>,
-    /// Only accepted before.
+    /// Only created before.
     pub until: Option<Timestamp>,
     /// Only rows whose outcome is unknown.
     pub outcome_unknown: bool,
@@ -263,13 +263,13 @@ pub struct Filter {
 impl Filter {
     /// The index that leaves the fewest rows to look at; each has its rows in the order of the list. Named in the
     /// statement: a planner without statistics may prefer to go through the table.
-    pub(crate) fn index(&self) -> &'static str {
+    pub(crate) fn index(&self) -> Option<&'static str> {
         match self {
-            Self { outcome_unknown: true, .. } => "transactions_in_doubt",
-            Self { relayer: Some(_), .. } => "transactions_relayer",
-            Self { status: Some(_), .. } => "transactions_status",
-            Self { kind: Some(_), .. } => "transactions_type",
-            _ => "transactions_created_at",
+            Self { outcome_unknown: true, .. } => Some("transactions_in_doubt"),
+            Self { relayer: Some(_), .. } => Some("transactions_relayer"),
+            Self { status: Some(_), .. } => Some("transactions_status"),
+            Self { kind: Some(_), .. } => Some("transactions_type"),
+            _ => None,
         }
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn statement(filter: &Filter, before: Option<ListPlace>, max: usize) 
     values.push(Value::from(max));
     let conditions = conditions.join(" AND ");
     let columns = columns!();
-    let index = filter.index();
+    let index = filter.index().unwrap_or("transactions_created_at");
     let sql = format!(
         "SELECT {columns} FROM transactions FORCE INDEX ({index}) WHERE {conditions} \
          ORDER BY createdAt DESC, id DESC LIMIT ?"

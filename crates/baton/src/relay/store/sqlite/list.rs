@@ -4,18 +4,30 @@ use rusqlite::{OptionalExtension, ToSql, params_from_iter};
 
 use super::SqliteStore;
 use super::columns::COLUMNS;
-use crate::relay::state::transaction::{Transaction, TransactionId};
+use crate::relay::state::transaction::{Kind, Transaction, TransactionId};
 use crate::relay::store::{Filter, ListPlace, StoreError};
 use crate::timestamp::Timestamp;
 
-/// The statement and its values.
-pub(super) fn statement(
-    filter: &Filter,
-    before: Option<ListPlace>,
-    max: usize,
-) -> (String, Vec<Box<dyn ToSql + Send>>) {
+type Values = Vec<Box<dyn ToSql + Send>>;
+
+/// The statement and its values. A list of all rows merges those of each kind, in the order of their index: an index for this
+/// list alone would cost every accepted row.
+pub(super) fn statement(filter: &Filter, before: Option<ListPlace>, max: usize) -> (String, Values) {
+    let mut values = Values::new();
+    let rows = match filter.index() {
+        Some(index) => select(filter, index, before, &mut values),
+        None => {
+            let of_kind = |kind: &Kind| Filter { kind: Some(*kind), ..filter.clone() };
+            let each = Kind::ALL.iter().map(|kind| select(&of_kind(kind), "transactions_type", before, &mut values));
+            each.collect::<Vec<_>>().join(" UNION ALL ")
+        }
+    };
+    values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
+    (format!("{rows} ORDER BY created_at DESC, id DESC LIMIT ?"), values)
+}
+
+fn select(filter: &Filter, index: &str, before: Option<ListPlace>, values: &mut Values) -> String {
     let mut conditions = vec!["1 = 1"];
-    let mut values: Vec<Box<dyn ToSql + Send>> = Vec::new();
     let mut add = |condition: &'static str, value: Box<dyn ToSql + Send>| {
         conditions.push(condition);
         values.push(value);
@@ -32,7 +44,8 @@ pub(super) fn statement(
     if let Some(from) = filter.from {
         add("created_at >= ?", Box::new(from.0));
     }
-    if let Some(until) = filter.until {
+    // A place before that time is the closer bound, and SQLite looks up only one.
+    if let Some(until) = filter.until.filter(|until| before.is_none_or(|before| before.created_at >= *until)) {
         add("created_at < ?", Box::new(until.0));
     }
     if let Some(before) = before {
@@ -42,13 +55,8 @@ pub(super) fn statement(
     if filter.outcome_unknown {
         conditions.push("check_at IS NOT NULL AND (claim_doubt IS NOT NULL OR forgotten_since IS NOT NULL)");
     }
-    values.push(Box::new(i64::try_from(max).unwrap_or(i64::MAX)));
     let conditions = conditions.join(" AND ");
-    let index = filter.index();
-    let sql = format!(
-        "SELECT {COLUMNS} FROM transactions INDEXED BY {index} WHERE {conditions} ORDER BY created_at DESC, id DESC LIMIT ?"
-    );
-    (sql, values)
+    format!("SELECT {COLUMNS} FROM transactions INDEXED BY {index} WHERE {conditions}")
 }
 
 impl SqliteStore {
