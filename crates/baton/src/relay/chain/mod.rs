@@ -66,7 +66,7 @@ pub enum ChainError {
         /// Its data: the revert data, if the call reverted.
         data: Value,
     },
-    /// An answer longer than [`ANSWER_BYTES_MAX`].
+    /// An answer that is too long to read.
     #[error("the chain's answer is too long")]
     TooLong,
     /// An answer that is not what JSON-RPC promises.
