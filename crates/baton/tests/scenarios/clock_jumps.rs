@@ -17,7 +17,7 @@ const PROFILE: LoadProfile =
 /// Debian installs the library in a folder named after the architecture.
 const LIBRARIES: &str = "/usr/lib";
 const LIBRARY: &str = "faketime/libfaketime.so.1";
-const TRANSACTIONS: usize = 800;
+const TRANSACTIONS: usize = 600;
 
 #[tokio::test]
 async fn clock_jumps_ahead() {

@@ -13,7 +13,7 @@ use crate::load_client::{LoadClient, LoadProfile, serial_of_data};
 use crate::relay_fixture::{LATER, RelayFixture, SOON, baton};
 use crate::scenario::{Scenario, crash_setup};
 
-const TRANSACTIONS: usize = 400;
+const TRANSACTIONS: usize = 250;
 
 /// The fault of a transaction, by serial number.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use crate::load_client::{LoadClient, LoadProfile};
 use crate::relay_fixture::LATER;
 use crate::scenario::{Scenario, crash_setup, until_final};
 
-const TRANSACTIONS: usize = 600;
+const TRANSACTIONS: usize = 300;
 
 #[tokio::test]
 async fn webhooks_disorder() {

@@ -7,7 +7,7 @@ use harness::relayer::Relayer;
 use crate::load_client::{LoadClient, LoadProfile};
 use crate::scenario::{Scenario, crash_setup, inject_unknown_outcomes};
 
-const TRANSACTIONS: usize = 600;
+const TRANSACTIONS: usize = 300;
 
 #[tokio::test]
 async fn webhooks_lost() {

@@ -10,7 +10,7 @@ use crate::relay_fixture::LATER;
 use crate::scenario::Scenario;
 use crate::sqs_queue::SqsQueue;
 
-const TRANSACTIONS: usize = 200;
+const TRANSACTIONS: usize = 100;
 
 #[tokio::test]
 async fn dead_letters_with_attempts_left() {

@@ -14,7 +14,7 @@ use crate::relay_fixture::LATER;
 use crate::scenario::{Scenario, inject_faults, until_final};
 use crate::sqs_queue::SqsQueue;
 
-const EACH: usize = 240;
+const EACH: usize = 120;
 const COPIES: usize = 2;
 
 #[tokio::test]

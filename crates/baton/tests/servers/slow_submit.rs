@@ -14,7 +14,7 @@ use crate::relay_fixture::{LATER, RelayFixture, SOON};
 use crate::scenario::{Scenario, inject_faults, until_final};
 
 const LEASE_MS: u64 = 1000;
-const EACH: usize = 150;
+const EACH: usize = 90;
 
 #[tokio::test]
 async fn slow_submit() {
