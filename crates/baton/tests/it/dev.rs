@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use harness::ports::free_port;
+use harness::ports::{free_port, free_row};
 use harness::process::Process;
 use harness::wait::eventually;
 
 use crate::relay_fixture::{SOON, baton};
 
+/// The relayers of a `dev`, each on a port of its own.
+pub const RELAYERS: u16 = 3;
+
 /// A `dev` on this directory, ready.
 async fn start(data: &str, more: &[&str], env: &BTreeMap<String, String>) -> (Process, String) {
-    let (port, relayer_port) = (free_port(), free_port());
+    let (port, relayer_port) = (free_port(), free_row(RELAYERS));
     let (port_text, relayer_text) = (port.to_string(), relayer_port.to_string());
     let args = ["dev", "--port", &port_text, "--data-dir", data, "--relayer-port", &relayer_text];
     let mut dev = baton(args, env).args(more).start().unwrap();
@@ -39,7 +42,7 @@ async fn dev_uses_no_engine_of_the_environment_unless_asked() {
     assert!(output.contains("embedded (SQLite)") && !output.contains("secret"), "{output}");
 
     let other = directory.path().join("other").display().to_string();
-    let (port, relayer_port) = (free_port().to_string(), free_port().to_string());
+    let (port, relayer_port) = (free_port().to_string(), free_row(RELAYERS).to_string());
     let args = ["dev", "--external", "--port", &port, "--data-dir", &other, "--relayer-port", &relayer_port];
     let external = baton(args, &env).start().unwrap();
     eventually(SOON, "an error or a wait for the database", || async {

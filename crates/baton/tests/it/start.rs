@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use harness::ports::free_port;
+use harness::ports::{free_port, free_row};
 use harness::process::Program;
 use harness::wait::eventually;
 use serde_json::Value;
 
+use crate::dev::RELAYERS;
 use crate::relay_fixture::{API_KEY, LATER, RelaySetup, SOON, baton, serial_body};
 
 async fn run<const N: usize>(args: [&str; N], env: &BTreeMap<String, String>) -> (i32, String) {
@@ -72,7 +73,7 @@ async fn help_and_migrate_work_without_any_setting() {
 async fn dev_prints_a_curl_that_works_and_stops_cleanly() {
     let directory = tempfile::tempdir().unwrap();
     let port = free_port();
-    let relayer_port = free_port();
+    let relayer_port = free_row(RELAYERS);
     let data = directory.path().join("data").display().to_string();
     let env = BTreeMap::new();
     let (port_text, relayer_text) = (port.to_string(), relayer_port.to_string());
