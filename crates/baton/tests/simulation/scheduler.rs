@@ -361,8 +361,12 @@ impl Scheduler {
         let guarded = Arc::clone(&self.api.guarded);
         let believed = self.sim.w().mutation == Mutation::ReroutesOnWebhook;
         self.spawn(Owner::Api, Job::Webhook, async move {
-            if believed && let Ok(Some(row)) = guarded.store.find_bound(&report.tx_id).await {
-                return drop(guarded.apply(row.id, &report, Origin::Reconciler).await);
+            if believed
+                && let Ok(Some(row)) = guarded.store.find_bound(&report.tx_id).await
+                && row.failed_unsigned(&report)
+            {
+                // Neither the relayer nor the chain is asked.
+                return drop(guarded.apply(row.id, &report, Origin::Chain).await);
             }
             drop(receive_report(&guarded, &report).await);
         });
