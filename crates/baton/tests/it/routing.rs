@@ -51,18 +51,19 @@ async fn a_relayer_paused_between_two_health_checks_fails_no_transaction() {
 
 #[tokio::test]
 async fn a_relayer_that_answers_500_is_avoided_and_its_unknown_outcomes_are_settled_when_it_recovers() {
-    // Some are sent before a health check sees it.
     let relay = RelaySetup::relayers(3).env("RELAYER_HEALTH_INTERVAL_MS", "2000").start().await;
     for index in 0..3 {
         relay.until_relayer(index, "ok").await;
     }
     let failing = &relay.relayers[2];
-    eventually(SOON, "its status to be known", || async {
-        (failing.count_requests("GET", "/status") > 0).then_some(())
+    // Its health checks succeed until it has got a transaction.
+    failing.set_faults(Faults::every(PostFault::ErrorBeforeStoring));
+    let sent = relay.send_many(0..600).await;
+    eventually(SOON, "a transaction to be sent to it", || async {
+        (failing.count_requests("POST", "/transactions") > 0).then_some(())
     })
     .await;
-    failing.change_faults(|faults| faults.every_request = Some(500));
-    let sent = relay.send_many(0..600).await;
+    failing.set_faults(Faults { every_request: Some(500), ..Faults::default() });
     relay.until_relayer(2, "unreachable").await;
 
     // All are confirmed except those sent to it before its breaker opened; they are listed as unknown outcomes.
