@@ -1,6 +1,6 @@
 //! The reconciler's sweeps on the embedded store, with a queue that shows how it is used.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use baton::randomness::Randomness;
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings, Sweep};
 use baton::relay::relayer::pool::{Pool, PoolSettings};
 use baton::relay::state::message::TransactionMessage;
-use baton::relay::state::transaction::ConsumerId;
+use baton::relay::state::transaction::{ConsumerId, Transaction};
 use baton::relay::store::TransactionStore;
 use baton::relay::store::sqlite::SqliteStore;
 use baton::relay::update::cache::Cache;
@@ -31,6 +31,8 @@ struct ProbeQueue {
     inner: MemoryQueue,
     /// Dead letters read so far.
     letters_read: AtomicUsize,
+    /// It takes no messages.
+    refuses: AtomicBool,
     /// Reading dead letters blocks its thread until this is open.
     gate: Gate,
 }
@@ -70,6 +72,9 @@ impl Queue for ProbeQueue {
         Capabilities { dead_letters_per_read: 10_000, ..self.inner.capabilities() }
     }
     async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return messages.iter().map(|_| Err(QueueError::Unavailable("test".into()))).collect();
+        }
         self.inner.send(messages).await
     }
     async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError> {
@@ -124,7 +129,12 @@ impl Fixture {
         let database = Database::open(&directory.path().join("baton.db")).unwrap();
         let store: Arc<dyn TransactionStore> = Arc::new(SqliteStore::open(&database).await.unwrap());
         let inner = MemoryQueue::new("relay-transactions", QueueOptions::default());
-        let queue = Arc::new(ProbeQueue { inner, letters_read: AtomicUsize::new(0), gate: Gate::default() });
+        let queue = Arc::new(ProbeQueue {
+            inner,
+            letters_read: AtomicUsize::new(0),
+            refuses: AtomicBool::new(false),
+            gate: Gate::default(),
+        });
         let config = Config::from_vars(Service::Command, |_| None).unwrap().relay;
         let clock = Clock::of_file(database.clock());
         let guarded = Arc::new(GuardedStore {
@@ -268,4 +278,27 @@ async fn a_sweep_that_blocks_its_thread_does_not_delay_the_heartbeat() {
     drop(opens);
     shutdown.cancel();
     running.await.unwrap();
+}
+
+/// A consumer killed right before it queued a row again left it for the ten minutes of `RECONCILE_PENDING_MS`.
+#[tokio::test]
+async fn a_row_that_did_not_get_into_the_queue_again_is_due_soon() {
+    let fixture = Fixture::new().await;
+    let (guarded, timings) = (&fixture.guarded, fixture.guarded.timings);
+    let waiting = row((guarded.clock.now() - timings.pending_check * 2).0);
+    guarded.store.insert(std::slice::from_ref(&waiting)).await.unwrap();
+    let swept = async |refuses: bool| {
+        fixture.queue.refuses.store(refuses, Ordering::SeqCst);
+        let before = guarded.clock.now();
+        fixture.reconciler.sweep(Sweep::Waiting).await.unwrap();
+        let check_at = guarded.store.get(waiting.id).await.unwrap().unwrap().check_at.unwrap();
+        (check_at.since(before), fixture.queue.depth().await.unwrap().ready)
+    };
+    let (due_in, ready) = swept(true).await;
+    assert!(due_in < timings.pending_check / 2 && ready == 0, "due in {due_in:?}");
+    // Due again, as after that time.
+    let due = |row: &Transaction| row.check_later(guarded.clock.now(), guarded.clock.now());
+    guarded.update(waiting.id, due).await.unwrap();
+    let (due_in, ready) = swept(false).await;
+    assert!(due_in >= timings.pending_check && ready == 1, "due in {due_in:?}");
 }

@@ -207,12 +207,18 @@ impl Reconciler {
     }
 
     async fn queue_again(&self, row: &Transaction, behind: bool) -> Result<(), StoreError> {
-        let again_at = self.guarded.clock.now() + self.guarded.timings.pending_check;
+        let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
+        let later = now + timings.pending_check;
+        // Soon, until the queue has the message: this process may die before that.
+        let again_at = if behind { later } else { now + timings.message_check() };
         let Some(row) = self.look_again_if_due(row, again_at).await? else { return Ok(()) };
-        if !behind {
-            counter!("baton_reconciler_total", "finding" => "unclaimed").increment(1);
-            info!(transactionId = %row.id, action = "queued_again", "no consumer has claimed it; queued again");
-            self.guarded.publish_again(&row, Duration::ZERO).await;
+        if behind {
+            return Ok(());
+        }
+        counter!("baton_reconciler_total", "finding" => "unclaimed").increment(1);
+        info!(transactionId = %row.id, action = "queued_again", "no consumer has claimed it; queued again");
+        if self.guarded.publish_again(&row, Duration::ZERO).await {
+            self.look_again_if_due(&row, later).await?;
         }
         Ok(())
     }

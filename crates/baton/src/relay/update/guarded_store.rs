@@ -192,7 +192,9 @@ impl GuardedStore {
     async fn wake_next(&self, row: &Transaction) {
         let Some(forward) = &row.forward else { return };
         match self.store.nonce_holder(forward.signer(), forward.nonce() + 1).await {
-            Ok(Some(next)) if next.next_step() == NextStep::Submit => self.publish_again(&next, Duration::ZERO).await,
+            Ok(Some(next)) if next.next_step() == NextStep::Submit => {
+                self.publish_again(&next, Duration::ZERO).await;
+            }
             Ok(_) => {}
             Err(failure) => warn!(transactionId = %row.id, action = "next_not_woken", "{failure}"),
         }
@@ -271,13 +273,15 @@ impl GuardedStore {
         TransactionMessage::of(row, self.random.uuid_v7(), self.clock.now()).outgoing()
     }
 
-    /// Queues a new message about a row. If that fails, the reconciler finds the row when it is due.
-    pub async fn publish_again(&self, row: &Transaction, delay: Duration) {
+    /// Queues a new message about a row; returns whether the queue has it. If not, the reconciler finds the row when it is
+    /// due.
+    pub async fn publish_again(&self, row: &Transaction, delay: Duration) -> bool {
         let message = self.message(row).delayed(delay);
-        for sent in self.queue.send(std::slice::from_ref(&message)).await {
-            if let Err(failure) = sent {
-                warn!(transactionId = %row.id, action = "publish_failed", "not queued, the reconciler will: {failure}");
-            }
+        let sent = self.queue.send(std::slice::from_ref(&message)).await;
+        let failure = sent.into_iter().find_map(Result::err);
+        if let Some(failure) = &failure {
+            warn!(transactionId = %row.id, action = "publish_failed", "not queued, the reconciler will: {failure}");
         }
+        failure.is_none()
     }
 }
