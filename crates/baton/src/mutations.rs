@@ -23,6 +23,14 @@ pub enum Mutation {
     BelievesFailed,
     /// Believes a relayer's `confirmed` although there is a chain.
     BelievesConfirmed,
+    /// Believes a relayer that failed a record unsigned, although the chain may have the call.
+    BelievesUnsigned,
+    /// Re-routes a call that failed unsigned although it may be in a node's pool.
+    IgnoresPool,
+    /// Ends a row by a revert in a block that may be replaced.
+    RevertsAtOnce,
+    /// Takes a nonce for used for good although its block may be replaced.
+    UsedIsSettled,
     /// Binds a row to the record in its relayer's answer although that is about another call.
     AcceptsOtherCall,
 }

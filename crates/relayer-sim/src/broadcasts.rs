@@ -184,6 +184,8 @@ mod tests {
         assert_eq!(sent(Outcome::GivenUpButSent), (Status::Failed, vec![(0, false)], 1));
         assert_eq!(sent(Outcome::GivenUpButSentAgain), (Status::Failed, vec![(1, false)], 1));
         assert_eq!(sent(Outcome::ConfirmedUnsent), (Status::Confirmed, vec![], 1));
+        assert_eq!(sent(Outcome::FailedUnsignedButSent), (Status::Failed, vec![(0, false)], 0));
+        assert!(after(Outcome::FailedUnsignedButSent).records().next().unwrap().never_signed());
     }
 
     #[test]

@@ -347,6 +347,9 @@ pub enum Outcome {
     GivenUpButSent,
     /// Takes a nonce, is handed to the chain under another one, and is `failed` with the first, which stays a gap.
     GivenUpButSentAgain,
+    /// Handed to the chain under a nonce that the relayer loses together with the signature (its last seconds), and then
+    /// `failed` with neither nonce nor hash, as if it had never been signed.
+    FailedUnsignedButSent,
     /// Takes a nonce and is reported `confirmed`, although the chain never got it; its nonce stays a gap.
     ConfirmedUnsent,
     /// Stored, but no job moves it: `pending` for good.

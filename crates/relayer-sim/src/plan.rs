@@ -78,6 +78,10 @@ pub(crate) fn plan(outcome: &Outcome, timing: &Timing, rng: &mut Rng) -> Plan {
         Outcome::GasBumped => vec![sign, broadcast, (last / 2, Step::Bump), (last / 2, Step::Confirm)],
         Outcome::GivenUpButSent => vec![sign, (broadcast.0, Step::BroadcastUnstored), (last, Step::GiveUp)],
         Outcome::GivenUpButSentAgain => vec![sign, (broadcast.0, Step::BroadcastAgain), (last, Step::GiveUp)],
+        Outcome::FailedUnsignedButSent => {
+            let lost = timing.given_up.saturating_sub(timing.sent);
+            vec![(timing.sent, Step::BroadcastAgain), (lost, Step::Fail(GIVEN_UP.to_owned()))]
+        }
         Outcome::ConfirmedUnsent => vec![sign, (last, Step::ConfirmUnsent)],
         Outcome::SentTwice => {
             let first = [sign.clone(), broadcast.clone()].into_iter().chain(mine);

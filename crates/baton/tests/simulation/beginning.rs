@@ -64,6 +64,7 @@ pub fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
         | Mutation::TakesUnproven
         | Mutation::NoUnprovenWait
         | Mutation::TrustsAnyList
+        | Mutation::UsedIsSettled
         | Mutation::FillerByName => 300 + world.rng.below(300),
         _ if small => 40 + world.rng.below(200),
         _ => 120 + world.rng.below(400),
@@ -75,8 +76,19 @@ pub fn plan(world: &mut World, setup: &Setup) -> (Vec<(i64, Post)>, u64) {
 pub fn build(world: &mut World, shape: Mutation) {
     let (faults, now) = (world.faults, world.now);
     let chain = world.evm.is_some();
+    if shape == Mutation::UsedIsSettled {
+        // What is sent early is mined late, shortly before its absence is proven.
+        let full_until = now + world.rng.pick(&[40_000, 84_000, 88_000, 92_000, 100_000]);
+        world.evm.iter_mut().for_each(|chain| chain.full_until = full_until);
+        world.forget_at = Some(now + world.rng.pick(&[5_000, 20_000, 35_000]));
+    }
     // What no chain would tell is left out where there is none.
-    let signed = world.rng.pick(if chain { &SIGNED_FAILURES } else { &SIGNED_FAILURES[..2] });
+    let leaves_gaps = world.has(Fault::LoseLast) || world.has(Fault::Forget);
+    let signed = world.rng.pick(match (chain, leaves_gaps) {
+        (true, false) => &SIGNED_FAILURES,
+        (true, true) => &SIGNED_FAILURES[..5],
+        (false, _) => &SIGNED_FAILURES[..2],
+    });
     let signed = shape.likely_outcome().unwrap_or(signed);
     let making = Making { skewed: world.has(Fault::Skew), faults, chain, shape, signed, now };
     for index in 0..2 {

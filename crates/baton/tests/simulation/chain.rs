@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::network::failure;
 use super::relayers::Node;
-use super::setup::Fault;
+use super::setup::{Fault, Mutation};
 use super::world::{BASE, Effect, Rng, SIGNERS, Sim, World, note, signer};
 
 /// Newest blocks that may be replaced; relayers wait for as many confirmations.
@@ -92,10 +92,11 @@ pub struct EvmChain {
 }
 
 impl EvmChain {
-    pub fn new(rng: &mut Rng) -> Self {
+    pub fn new(rng: &mut Rng, shape: Mutation) -> Self {
         let (behind, states) = (rng.pick(&[0, 1, 3]), rng.pick(&[u64::MAX, u64::MAX, 128, 8, 1]));
         // Where nodes keep little state every block is read: fewer of them save steps.
-        let interval = if states < u64::MAX { 4000 } else { rng.pick(&[1000, 2000, 4000]) };
+        let slow = states < u64::MAX || shape == Mutation::UsedIsSettled;
+        let interval = if slow { 4000 } else { rng.pick(&[1000, 2000, 4000]) };
         let head = ((BASE - GENESIS) / interval) as u64;
         let (accounts, replaced_after) = (Vec::new(), Vec::new());
         Self { interval, head, accounts, behind, states, replaced_after, away: [false; 2], full_until: 0 }
@@ -158,8 +159,8 @@ impl EvmChain {
         }
     }
 
-    /// Replaces the newest blocks by others, in which the same transactions may be in another order, later, or lose
-    /// their nonce to another one.
+    /// Replaces the newest blocks by others, in which the same transactions may be in another order, later, lose their
+    /// nonce to another one, or succeed although they reverted before.
     pub fn replace_newest(&mut self, rng: &mut Rng) -> u64 {
         let depth = 1 + rng.below(REPLACED_MAX);
         let kept = self.head - depth;
@@ -168,6 +169,7 @@ impl EvmChain {
         for known in self.accounts.iter_mut().flat_map(|account| &mut account.transactions) {
             if known.block.is_some_and(|block| block > kept) {
                 known.block = None;
+                known.reverts = known.reverts && rng.one_in(2);
                 put_back += 1;
             }
         }
@@ -177,10 +179,12 @@ impl EvmChain {
         put_back
     }
 
-    /// The hash that used each nonce of an account, as far as no replaced block can change it.
+    /// The hash that used each nonce of an account, as far as no replaced block can change it. Relayers do not wait for a
+    /// revert to be settled.
     fn settled(&self, account: usize) -> BTreeMap<u64, String> {
         let settled = self.accounts[account].transactions.iter();
-        let settled = settled.filter(|known| known.block.is_some_and(|block| block + REPLACED_MAX <= self.head));
+        let is_settled = |known: &ChainTransaction, block| known.reverts || block + REPLACED_MAX <= self.head;
+        let settled = settled.filter(|known| known.block.is_some_and(|block| is_settled(known, block)));
         settled.map(|known| (known.nonce, format!("{:#x}", known.hash))).collect()
     }
 

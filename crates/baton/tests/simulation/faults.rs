@@ -12,7 +12,7 @@ use relayer_sim::Memory;
 
 use super::process::ApiProcess;
 use super::scheduler::{Job, Owner, Scheduler};
-use super::setup::Fault;
+use super::setup::{Fault, Mutation};
 use super::world::{World, note};
 
 impl Scheduler {
@@ -209,6 +209,19 @@ impl Scheduler {
 }
 
 impl World {
+    /// The loss of memory that this world was made for.
+    pub fn forget_as_shaped(&mut self) {
+        if self.shape != Mutation::UsedIsSettled {
+            return self.forget(0);
+        }
+        // Neither the call nor what fills its nonce is listed afterwards.
+        for node in 0..self.nodes.len() {
+            self.crash_relayer(node, Memory::ForgetLast(Duration::from_secs(60)));
+            self.fill_gap(node);
+            self.crash_relayer(node, Memory::ForgetLast(Duration::from_secs(60)));
+        }
+    }
+
     /// A relayer fills a gap of nonces, or without one makes a no-op all the same; it may lose its name later.
     pub fn fill_gap(&mut self, node: usize) {
         let (now, loses_name) = (self.now, self.rng.one_in(2));

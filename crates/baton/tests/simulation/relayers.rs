@@ -11,13 +11,15 @@ use super::chain::EvmChain;
 use super::setup::{Fault, Mutation};
 use super::world::{Effect, HISTORY, RETENTION, Rng, direct_request};
 
-/// What relayers say of transactions that they signed, and the chain does not: the first two also where there is no chain.
-pub const SIGNED_FAILURES: [Outcome; 5] = [
+/// What relayers say of transactions that they signed, and the chain does not: the first two also where there is no chain;
+/// the last one only where no nonce gap can hide the call from the nodes' pools.
+pub const SIGNED_FAILURES: [Outcome; 6] = [
     Outcome::FailedButExecuted,
     Outcome::GivenUp,
     Outcome::GivenUpButSent,
     Outcome::GivenUpButSentAgain,
     Outcome::ConfirmedUnsent,
+    Outcome::FailedUnsignedButSent,
 ];
 
 /// How the relayers of a world are made.

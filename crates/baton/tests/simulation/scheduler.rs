@@ -157,7 +157,7 @@ impl Scheduler {
             let mut world = self.sim.w();
             if world.forget_at.is_some_and(|at| at <= world.now) {
                 world.forget_at = None;
-                world.forget(0);
+                world.forget_as_shaped();
             }
             if world.calm {
                 world.fill_gaps();
@@ -463,8 +463,10 @@ impl Scheduler {
             world.calm = true;
             (world.store_away, world.queue_away, world.chain_away) = (false, false, false);
             world.learned_at = now;
+            let stays_full = world.shape == Mutation::UsedIsSettled;
             if let Some(chain) = &mut world.evm {
-                (chain.away, chain.full_until) = ([false; 2], now);
+                chain.away = [false; 2];
+                chain.full_until = if stays_full { chain.full_until } else { now };
             }
             for node in &mut world.nodes {
                 node.calm_down(now);

@@ -147,6 +147,10 @@ impl Fault {
         if shape != Mutation::None && !shape.has_chain() {
             bits &= !of(&[Self::Signed, Self::GapFiller, Self::Proxy]);
         }
+        // Behind a nonce gap a call that its relayer lost cannot be noticed.
+        if shape.likely_outcome() == Some(Outcome::FailedUnsignedButSent) {
+            bits &= !of(&[Self::LoseLast, Self::Forget]);
+        }
         (bits | forced) & !Self::left_out()
     }
 }
@@ -220,10 +224,18 @@ pub enum Mutation {
     FillerByName,
     /// A list that contradicts itself proves absence.
     TrustsAnyList,
+    /// A relayer's `failed`, unsigned, is believed although the chain may have the call.
+    BelievesUnsigned,
+    /// A call that failed unsigned is re-routed although it may be in a node's pool.
+    IgnoresPool,
+    /// A revert ends a row although its block may be replaced.
+    RevertsAtOnce,
+    /// A nonce counts as used for good although its block may be replaced.
+    UsedIsSettled,
 }
 
 impl Mutation {
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 36] = [
         Self::NoClaim,
         Self::NoFence,
         Self::LateFence,
@@ -256,6 +268,10 @@ impl Mutation {
         Self::AcceptsOtherCall,
         Self::FillerByName,
         Self::TrustsAnyList,
+        Self::BelievesUnsigned,
+        Self::IgnoresPool,
+        Self::RevertsAtOnce,
+        Self::UsedIsSettled,
     ];
 
     /// The timings that processes run with.
@@ -283,6 +299,10 @@ impl Mutation {
                 | Self::IgnoresTaken
                 | Self::ReroutesOnWebhook
                 | Self::TrustsAnyList
+                | Self::BelievesUnsigned
+                | Self::IgnoresPool
+                | Self::RevertsAtOnce
+                | Self::UsedIsSettled
         )
     }
 
@@ -292,7 +312,9 @@ impl Mutation {
             Self::BelievesFailed => Some(Outcome::FailedButExecuted),
             Self::BelievesConfirmed => Some(Outcome::ConfirmedUnsent),
             Self::NonceLostAlone => Some(Outcome::GivenUpButSentAgain),
-            Self::NoFinality => Some(Outcome::GivenUpButSent),
+            Self::NoFinality | Self::UsedIsSettled => Some(Outcome::GivenUpButSent),
+            Self::BelievesUnsigned | Self::IgnoresPool => Some(Outcome::FailedUnsignedButSent),
+            Self::RevertsAtOnce => Some(Outcome::Reverted),
             _ => None,
         }
     }
@@ -309,6 +331,10 @@ impl Mutation {
             Self::BelievesConfirmed => Some(baton::mutations::Mutation::BelievesConfirmed),
             Self::AcceptsOtherCall => Some(baton::mutations::Mutation::AcceptsOtherCall),
             Self::TrustsAnyList => Some(baton::mutations::Mutation::TrustsAnyList),
+            Self::BelievesUnsigned => Some(baton::mutations::Mutation::BelievesUnsigned),
+            Self::IgnoresPool => Some(baton::mutations::Mutation::IgnoresPool),
+            Self::RevertsAtOnce => Some(baton::mutations::Mutation::RevertsAtOnce),
+            Self::UsedIsSettled => Some(baton::mutations::Mutation::UsedIsSettled),
             _ => None,
         }
     }
@@ -356,6 +382,10 @@ impl Setup {
             Mutation::NoFinality => &[Fault::Signed, Fault::GapFiller, Fault::Blocks],
             Mutation::ResendsWhileOpen => &[Fault::LoseLast, Fault::Blocks],
             Mutation::NoUnprovenWait | Mutation::TrustsAnyList => &[Fault::Lists],
+            Mutation::BelievesUnsigned => &[Fault::Signed],
+            Mutation::IgnoresPool => &[Fault::Signed, Fault::Blocks],
+            Mutation::RevertsAtOnce => &[Fault::Item, Fault::Blocks],
+            Mutation::UsedIsSettled => &[Fault::Signed, Fault::BadAnswer],
             Mutation::ReroutesOnWebhook => &[Fault::Webhook],
             Mutation::UnlistedIsRefusal => &[Fault::Proxy],
             Mutation::AcceptsOtherCall => &[Fault::Proxy, Fault::BadAnswer],

@@ -509,6 +509,11 @@ impl World {
             self.learned_at = self.now;
         }
         self.rows[index] = next.clone();
+        // The worst time for a chain to replace its newest blocks: right after a call counts as not made.
+        let not_made = before.claim.is_some() && next.claim.is_none() && next.binding.is_none();
+        if self.shape == Mutation::UsedIsSettled && not_made && !next.status.is_final() && !self.calm {
+            self.replace_blocks();
+        }
         Ok(Saved::Yes { early })
     }
 

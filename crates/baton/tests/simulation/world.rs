@@ -232,7 +232,7 @@ pub struct World {
     /// Effects that a relayer has refused because of the item, or whose pre-flight reverted.
     pub item_failures: Vec<Effect>,
     pub processes: Vec<Process>,
-    /// When the first relayer is sure to lose its memory.
+    /// When a relayer is sure to lose its memory.
     pub forget_at: Option<i64>,
     pub store_away: bool,
     pub queue_away: bool,
@@ -347,7 +347,7 @@ impl World {
         let faults = (rng.next() & rng.next()) as u32 | (rng.next() & rng.next() & rng.next()) as u32;
         let mode = if rng.one_in(8) { RelayMode::Confirm } else { RelayMode::FireAndForget };
         let preflight = rng.one_in(4);
-        let evm = setup.chain.unwrap_or_else(|| rng.one_in(2)).then(|| EvmChain::new(&mut rng));
+        let evm = setup.chain.unwrap_or_else(|| rng.one_in(2)).then(|| EvmChain::new(&mut rng, setup.shape));
         let faults = Fault::in_world(faults, setup.forced, evm.is_some(), setup.shape);
         Self {
             mutation: setup.mutation,

@@ -14,6 +14,7 @@ use metrics::counter;
 use serde_json::json;
 use tracing::{error, info, warn};
 
+use crate::mutations::Mutation;
 use crate::relay::chain::ChainError;
 use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
@@ -143,7 +144,8 @@ impl ChainCheck {
         let agreed = says == Some(if receipt.succeeded { ReportedStatus::Confirmed } else { ReportedStatus::Failed });
         // A relayer that calls it confirmed has waited for its confirmations. One that calls it failed has not, and in
         // another block the call may succeed.
-        if (agreed && receipt.succeeded) || self.reader.is_final(receipt.block, self.reader.head().await?) {
+        let believed = receipt.succeeded || Mutation::RevertsAtOnce.is_on();
+        if (agreed && believed) || self.reader.is_final(receipt.block, self.reader.head().await?) {
             return self.executed(row, &mined, from, receipt, said.filter(|_| agreed)).await.map(Some);
         }
         Ok(Some(Looked::Open("it is in a block that is not final yet".to_owned())))
@@ -213,8 +215,12 @@ impl ChainCheck {
                     RelayerWord::Says(said) if row.is_cancel_certain(said, now, timings) => {
                         "the relayer has canceled it unsigned"
                     }
-                    // Its word is believed unless the chain has the call: rows behind a nonce gap must not wait for it.
+                    // Its word is believed unless the chain has the call, or may have it in a pool. Rows behind a nonce gap
+                    // must not wait for it.
                     RelayerWord::Says(said) if row.failed_unsigned(said) => {
+                        if let Err(open) = self.ownerless_in_pool(row, &binding.relayer, &history).await? {
+                            return Ok(Looked::Open(open));
+                        }
                         let reason = said.reason.as_deref().unwrap_or("no reason given");
                         let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");
                         return self.not_executed(row, &why).await;

@@ -8,6 +8,7 @@ use alloy_primitives::Address;
 use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, Trouble};
 use super::chain_proof::{ChainFinding, EqualRows, candidates, judge, open_nonces, unsettled_nonces};
 use super::relayer_list::RelayerListing;
+use crate::mutations::Mutation;
 use crate::relay::chain::account::{AccountHistory, AccountTransaction};
 use crate::relay::state::transaction::{Claim, RelayerTxId, RelayerUrl, Transaction};
 use crate::relay::store::StoreError;
@@ -90,28 +91,22 @@ impl ChainCheck {
         let Some(client) = self.pool.ask_one(relayer) else {
             return Ok(Err("its relayer is no longer configured".to_owned()));
         };
-        let open_rows = self.guarded.store.open_at(relayer, OPEN_ROWS_MAX).await?;
-        if open_rows.len() >= OPEN_ROWS_MAX {
-            return Ok(Err("the relayer has too many transactions under way".to_owned()));
-        }
         let counter = client.next_nonce(self.question_timeout).await;
         if counter.is_none() {
             return Ok(Err("the relayer does not say which nonce comes next".to_owned()));
         }
-        let mut owned: BTreeSet<u64> = listing.map(|listing| listing.nonces.clone()).unwrap_or_default();
+        let mut listed: BTreeSet<u64> = listing.map(|listing| listing.nonces.clone()).unwrap_or_default();
         // The nonce of a record of this very call is owned only if another row says so, below.
         for record in listing.iter().flat_map(|listing| &listing.records).filter(|record| row.call.matches(record)) {
-            record.nonce.map(|nonce| owned.remove(&nonce));
+            record.nonce.map(|nonce| listed.remove(&nonce));
         }
-        let others = open_rows.iter().filter(|other| other.id != row.id);
-        owned.extend(others.filter_map(|other| other.binding.as_ref()?.nonce));
+        let owned = match self.owned_nonces(row, relayer, listed).await? {
+            Ok(owned) => owned,
+            Err(why) => return Ok(Err(why)),
+        };
         let next = owned.last().map(|last| last + 1).max(counter);
-        let open = open_nonces(history, next);
-        if open.end.saturating_sub(open.start) > OPEN_NONCES_MAX {
-            return Ok(Err("too many transactions of the relayer wait to be mined".to_owned()));
-        }
-        if let Some(nonce) = open.clone().find(|nonce| !owned.contains(nonce)) {
-            return Ok(Err(format!("nonce {nonce} of the relayer is signed and not mined")));
+        if let Err(why) = ownerless_open_nonce(&owned, open_nonces(history, next)) {
+            return Ok(Err(why));
         }
         // Used by a call that no row has made, in a block that may be replaced: then this call may get the nonce.
         let unsettled: Vec<u64> =
@@ -122,6 +117,39 @@ impl ChainCheck {
             Some(nonce) => Err(format!("nonce {nonce} of the relayer is not used for good yet")),
             None => Ok(()),
         })
+    }
+
+    /// Whether every transaction of the account in the node's pool belongs to another row; if not, why. Unlike
+    /// [`Self::ownerless_nonce`] this ends at a nonce gap: what waits behind one is not waited for.
+    pub(super) async fn ownerless_in_pool(
+        &self,
+        row: &Transaction,
+        relayer: &RelayerUrl,
+        history: &AccountHistory,
+    ) -> Result<Result<(), String>, Trouble> {
+        let pool = open_nonces(history, None);
+        if pool.is_empty() || Mutation::IgnoresPool.is_on() {
+            return Ok(Ok(()));
+        }
+        let owned = self.owned_nonces(row, relayer, BTreeSet::new()).await?;
+        Ok(owned.and_then(|owned| ownerless_open_nonce(&owned, pool)))
+    }
+
+    /// `listed`, and the nonces that other open rows of the relayer have; the reason if there are too many rows.
+    async fn owned_nonces(
+        &self,
+        row: &Transaction,
+        relayer: &RelayerUrl,
+        listed: BTreeSet<u64>,
+    ) -> Result<Result<BTreeSet<u64>, String>, StoreError> {
+        let open_rows = self.guarded.store.open_at(relayer, OPEN_ROWS_MAX).await?;
+        if open_rows.len() >= OPEN_ROWS_MAX {
+            return Ok(Err("the relayer has too many transactions under way".to_owned()));
+        }
+        let others = open_rows.iter().filter(|other| other.id != row.id);
+        let mut owned = listed;
+        owned.extend(others.filter_map(|other| other.binding.as_ref()?.nonce));
+        Ok(Ok(owned))
     }
 
     /// The other rows that make this call through this relayer, as far as the account's transactions concern them.
@@ -199,6 +227,17 @@ impl ChainCheck {
             }
         }
         Ok(false)
+    }
+}
+
+/// Whether all of these nonces, which are not mined, have an owner; if not, why.
+fn ownerless_open_nonce(owned: &BTreeSet<u64>, open: std::ops::Range<u64>) -> Result<(), String> {
+    if open.end.saturating_sub(open.start) > OPEN_NONCES_MAX {
+        return Err("too many transactions of the relayer wait to be mined".to_owned());
+    }
+    match open.into_iter().find(|nonce| !owned.contains(nonce)) {
+        Some(nonce) => Err(format!("nonce {nonce} of the relayer is signed and not mined")),
+        None => Ok(()),
     }
 }
 

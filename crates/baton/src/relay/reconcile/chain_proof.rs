@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 
+use crate::mutations::Mutation;
 use crate::relay::chain::account::{AccountHistory, AccountTransaction};
 use crate::relay::request::call::Call;
 
@@ -72,7 +73,8 @@ pub fn open_nonces(history: &AccountHistory, next: Option<u64>) -> std::ops::Ran
 
 /// The nonces that are used in blocks that may still be replaced.
 pub fn unsettled_nonces(history: &AccountHistory) -> std::ops::Range<u64> {
-    history.count_final.min(history.count)..history.count
+    let settled = if Mutation::UsedIsSettled.is_on() { history.count } else { history.count_final };
+    settled.min(history.count)..history.count
 }
 
 #[cfg(test)]

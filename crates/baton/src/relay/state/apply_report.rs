@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::moves::{failed, moved};
 use crate::config::{RelayMode, Timings};
+use crate::mutations::Mutation;
 use crate::relay::request::call::Call;
 use crate::relay::state::transaction::{
     Binding, FailedBy, Moved, Progress, Refused, RelayerTxId, Status, Step, Transaction,
@@ -205,7 +206,7 @@ impl Transaction {
         let ended = match report.status {
             ReportedStatus::Confirmed => true,
             ReportedStatus::Canceled if self.is_cancel_certain(report, now, timings) => true,
-            ReportedStatus::Failed if self.failed_unsigned(report) => true,
+            ReportedStatus::Failed if self.failed_unsigned(report) => !Mutation::BelievesUnsigned.is_on(),
             ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
             ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
         };
