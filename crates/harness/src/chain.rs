@@ -6,18 +6,18 @@
 //! [`Proxy`](crate::proxy::Proxy).
 
 mod contracts;
+mod transaction;
 
-use std::{borrow::Cow, time::Duration};
+use std::time::Duration;
 
-use alloy_primitives::{Address, B256, U256, hex};
-use alloy_provider::{
-    Provider, ProviderBuilder, RootProvider,
-    network::{EthereumWallet, Network, NetworkTransactionBuilder, TransactionBuilder, eip2718::Encodable2718},
+use alloy_primitives::{Address, Bytes, U256, hex};
+use serde_json::{Value, json};
+
+use self::transaction::number;
+pub use self::{
+    contracts::{Contracts, FORWARDER_NAME, ForwardRequest, Forwarder, Token, domain, sign_digest},
+    transaction::{Fees, PrivateKeySigner, Receipt, TransactionRequest},
 };
-pub use alloy_signer_local::PrivateKeySigner;
-use serde::{Serialize, de::DeserializeOwned};
-
-pub use self::contracts::{Contracts, FORWARDER_NAME, ForwardRequest, Forwarder, Token, domain, sign_digest};
 use crate::{engine::server, servers::Servers, wait::eventually};
 
 /// Chain id of all test chains.
@@ -29,18 +29,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// For a transaction to be mined, on a busy machine.
 const MINE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The Ethereum network's types.
-pub type Ethereum = alloy_provider::network::Ethereum;
-/// The receipt of a mined transaction.
-pub type Receipt = <Ethereum as Network>::ReceiptResponse;
-/// A transaction as sent to the node's JSON-RPC.
-pub type TransactionRequest = <Ethereum as Network>::TransactionRequest;
+/// Wei per gas that tests pay to a block's producer.
+const PRIORITY_FEE: u128 = 1_000_000_000;
 
 /// A client of a chain.
 #[derive(Clone)]
 pub struct Chain {
     url: String,
-    provider: RootProvider,
+    http: reqwest::Client,
 }
 
 impl Chain {
@@ -61,26 +57,16 @@ impl Chain {
     }
 
     /// The chain at this URL.
-    ///
-    /// # Panics
-    /// If it is not a URL.
     pub fn at(url: impl Into<String>) -> Self {
         let url = url.into();
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build().expect("a plain client");
-        let parsed = url.parse().expect("the chain's address is a URL");
-        let provider = ProviderBuilder::<_, _, Ethereum>::default().connect_reqwest(client, parsed);
-        Self { url, provider }
+        let http = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build().expect("a plain client");
+        Self { url, http }
     }
 
     /// URL of its JSON-RPC.
     pub fn url(&self) -> &str {
         &self.url
-    }
-
-    /// For requests that have no function here.
-    pub fn provider(&self) -> &RootProvider {
-        &self.provider
     }
 
     /// A new key with 100 ether.
@@ -92,67 +78,89 @@ impl Chain {
 
     /// Sets a balance, in wei.
     pub async fn fund(&self, address: Address, wei: U256) {
-        self.ask::<_, serde_json::Value>("anvil_setBalance", (address, wei)).await;
+        self.ask("anvil_setBalance", json!([address, wei])).await;
     }
 
     /// Balance in wei.
     pub async fn balance(&self, address: Address) -> U256 {
-        self.provider.get_balance(address).await.expect("the chain answers")
+        let answer = self.ask("eth_getBalance", json!([address, "latest"])).await;
+        answer.as_str().and_then(|wei| wei.parse().ok()).expect("a balance")
     }
 
     /// Number of mined transactions of this sender.
     pub async fn nonce(&self, address: Address) -> u64 {
-        self.provider.get_transaction_count(address).await.expect("the chain answers")
+        self.ask_number("eth_getTransactionCount", json!([address, "latest"])).await
+    }
+
+    /// Number of the newest block.
+    pub async fn head(&self) -> u64 {
+        self.ask_number("eth_blockNumber", json!([])).await
     }
 
     /// The receipt of a transaction, once it is mined.
     pub async fn receipt(&self, hash: &str) -> Option<Receipt> {
-        let hash: B256 = hash.parse().expect("a hash");
-        self.provider.get_transaction_receipt(hash).await.expect("the chain answers")
+        Receipt::read(&self.ask("eth_getTransactionReceipt", json!([hash])).await)
     }
 
     /// Whether each transaction is mined at once, which is the default. For private chains only.
     pub async fn set_automine(&self, on: bool) {
-        self.ask::<_, serde_json::Value>("evm_setAutomine", (on,)).await;
+        self.ask("evm_setAutomine", json!([on])).await;
     }
 
     /// Mines one block.
     pub async fn mine(&self) {
-        self.ask::<_, serde_json::Value>("evm_mine", ()).await;
+        self.ask("evm_mine", json!([])).await;
+    }
+
+    /// Fees with which a transaction is mined, also if the base fee doubles.
+    pub async fn fees(&self) -> Fees {
+        let newest = self.ask("eth_getBlockByNumber", json!(["latest", false])).await;
+        let base = newest["baseFeePerGas"].as_str().map_or(0, number);
+        Fees { max: u128::from(base) * 2 + PRIORITY_FEE, priority: PRIORITY_FEE }
+    }
+
+    /// What a contract answers to this call.
+    pub async fn call(&self, request: &TransactionRequest) -> Bytes {
+        let answer = self.ask("eth_call", json!([request.to_json(None), "latest"])).await;
+        answer.as_str().and_then(|bytes| bytes.parse().ok()).expect("bytes")
     }
 
     /// Signs with this key, sends, and waits until it is mined, successful or reverted.
     pub async fn send(&self, key: &PrivateKeySigner, request: TransactionRequest) -> Receipt {
-        let fees = self.provider.estimate_eip1559_fees().await.expect("the chain answers");
-        let request = request
-            .with_from(key.address())
-            .with_chain_id(CHAIN_ID)
-            .with_nonce(self.nonce(key.address()).await)
-            .with_max_fee_per_gas(fees.max_fee_per_gas)
-            .with_max_priority_fee_per_gas(fees.max_priority_fee_per_gas);
+        let hash = self.send_unmined(key, request).await;
+        eventually(MINE_TIMEOUT, format!("{hash} to be mined"), || self.receipt(&hash)).await
+    }
+
+    /// Signs with this key and the account's next nonce, and sends; returns the hash.
+    pub async fn send_unmined(&self, key: &PrivateKeySigner, request: TransactionRequest) -> String {
+        let (nonce, fees) = (self.nonce(key.address()).await, self.fees().await);
         let gas = match request.gas {
             Some(gas) => gas,
-            None => self.provider.estimate_gas(request.clone()).await.expect("the call works"),
+            None => self.ask_number("eth_estimateGas", json!([request.to_json(Some(key.address()))])).await,
         };
-        let hash = self.send_as_is(key, request.with_gas_limit(gas)).await;
-        eventually(MINE_TIMEOUT, format!("{hash} to be mined"), || self.receipt(&hash)).await
+        self.send_as_is(key, request.with_nonce(nonce).with_fees(fees.max, fees.priority).with_gas_limit(gas)).await
     }
 
     /// Signs a complete request with this key and sends it; returns its hash.
     pub async fn send_as_is(&self, key: &PrivateKeySigner, request: TransactionRequest) -> String {
-        let wallet = EthereumWallet::from(key.clone());
-        let signed = request.build(&wallet).await.expect("it can be signed");
-        let sent = self.provider.send_raw_transaction(&signed.encoded_2718()).await.expect("the chain takes it");
-        hex::encode_prefixed(sent.tx_hash())
+        let hash = self.ask("eth_sendRawTransaction", json!([request.sign(key)])).await;
+        hash.as_str().expect("a hash").to_owned()
     }
 
-    async fn ask<P, R>(&self, method: &'static str, parameters: P) -> R
-    where
-        P: Serialize + Clone + std::fmt::Debug + Send + Sync + Unpin + 'static,
-        R: DeserializeOwned + std::fmt::Debug + Send + Sync + Unpin + 'static,
-    {
-        let answer = self.provider.raw_request(Cow::Borrowed(method), parameters).await;
-        answer.unwrap_or_else(|error| panic!("{method} at {}: {error}", self.url))
+    /// Asks the node, for requests that have no function here.
+    ///
+    /// # Panics
+    /// If it does not answer, or answers with an error.
+    pub async fn ask(&self, method: &str, parameters: Value) -> Value {
+        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": parameters });
+        let answered = async { self.http.post(&self.url).json(&body).send().await?.json::<Value>().await };
+        let mut answer = answered.await.unwrap_or_else(|error| panic!("{method} at {}: {error}", self.url));
+        assert!(answer.get("error").is_none(), "{method} at {}: {}", self.url, answer["error"]);
+        answer["result"].take()
+    }
+
+    async fn ask_number(&self, method: &str, parameters: Value) -> u64 {
+        self.ask(method, parameters).await.as_str().map(number).expect("a number")
     }
 }
 
@@ -161,7 +169,7 @@ impl Chain {
 /// # Panics
 /// Never in practice: all but one in 2^128 numbers are keys.
 pub fn new_key() -> PrivateKeySigner {
-    PrivateKeySigner::from_bytes(&B256::from(rand::random::<[u8; 32]>())).expect("a key")
+    PrivateKeySigner::from_bytes(&rand::random()).expect("a key")
 }
 
 /// A private key as `0x` and 64 digits.

@@ -1,7 +1,6 @@
 //! Checks what the other tests rely on: the contracts work, and the forwarder accepts the harness's signatures.
 
 use alloy_primitives::U256;
-use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
 use harness::chain::{Chain, Contracts, Forwarder, Token, TransactionRequest, new_key};
 

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 
 use alloy_primitives::{Address, U256};
-use alloy_provider::Provider;
-use alloy_provider::network::TransactionBuilder;
 use harness::chain::{Chain, ETHER, TransactionRequest, new_key};
 use harness::proxy::{Mode, Proxy};
 use harness::servers::{Server, Servers};
@@ -166,9 +164,7 @@ async fn a_nonce_used_by_another_sender_is_replaced() {
         .with_value(U256::from(1))
         .with_nonce(0)
         .with_gas_limit(21_000)
-        .with_chain_id(harness::chain::CHAIN_ID)
-        .with_max_fee_per_gas(100_000_000_000)
-        .with_max_priority_fee_per_gas(50_000_000_000);
+        .with_fees(100_000_000_000, 50_000_000_000);
     chain.send_as_is(&relay.keys[0], replacement).await;
     chain.mine().await;
     eventually(SOON, "the stranger to be paid", || async {
@@ -202,7 +198,7 @@ async fn a_chain_that_lost_its_state_gets_the_open_transaction_once() {
     servers.kill(Server::Chain).await;
     servers.restart(Server::Chain).await;
     let relayer: Address = relay.keys[0].address();
-    assert_eq!(chain.provider().get_block_number().await.unwrap(), 0, "the chain starts from an empty state");
+    assert_eq!(chain.head().await, 0, "the chain starts from an empty state");
     chain.fund(relayer, U256::from(ETHER)).await;
     relay.until_record(0, &id, "confirmed").await;
     assert_eq!(chain.balance(friend).await, U256::from(1), "confirmed transfers are not sent again");

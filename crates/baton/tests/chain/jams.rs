@@ -1,9 +1,7 @@
 //! A relayer behind a nonce gap: the chain shows which nonce is missing, and the relayer gets no new work until it is filled.
 
 use alloy_primitives::{Bytes, U256};
-use alloy_provider::Provider;
-use alloy_provider::network::TransactionBuilder;
-use harness::chain::{CHAIN_ID, Chain, PrivateKeySigner, TransactionRequest};
+use harness::chain::{Chain, TransactionRequest};
 use harness::relayer::Outcome;
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -11,19 +9,16 @@ use serde_json::{Value, json};
 use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, TO, serial_body, serial_data};
 
 /// The call of a serial number with this nonce, ready to be signed.
-async fn call(chain: &Chain, key: &PrivateKeySigner, serial: usize, nonce: u64) -> TransactionRequest {
-    let fees = chain.provider().estimate_eip1559_fees().await.unwrap();
+async fn call(chain: &Chain, serial: usize, nonce: u64) -> TransactionRequest {
+    let fees = chain.fees().await;
     let data: Bytes = serial_data(serial).parse().unwrap();
     TransactionRequest::default()
         .with_to(TO.parse().unwrap())
         .with_value(U256::from(1))
         .with_input(data)
         .with_gas_limit(60_000)
-        .with_from(key.address())
-        .with_chain_id(CHAIN_ID)
         .with_nonce(nonce)
-        .with_max_fee_per_gas(fees.max_fee_per_gas * 2)
-        .with_max_priority_fee_per_gas(fees.max_priority_fee_per_gas)
+        .with_fees(fees.max * 2, fees.priority)
 }
 
 /// Sends one, and waits until the first relayer has signed it with this nonce.
@@ -71,10 +66,10 @@ async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
     }
     // Nonce 0 is mined. Nonce 1 never reaches the node. Nonce 2 waits in the node's pool behind it.
     let mined = signed_with(&relay, 10, 0).await;
-    chain.send_as_is(&keys[0], call(&chain, &keys[0], 10, 0).await).await;
+    chain.send_as_is(&keys[0], call(&chain, 10, 0).await).await;
     let missing = signed_with(&relay, 11, 1).await;
     let behind = signed_with(&relay, 12, 2).await;
-    chain.send_as_is(&keys[0], call(&chain, &keys[0], 12, 2).await).await;
+    chain.send_as_is(&keys[0], call(&chain, 12, 2).await).await;
 
     let entry = until_entry(&relay, 0, "jammed").await;
     assert_eq!(entry["missingNonce"], json!(1), "{entry}");
@@ -96,7 +91,7 @@ async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
     .await;
     assert_eq!(relay.relayers[0].records().len(), 3, "no new work while it is jammed");
 
-    chain.send_as_is(&keys[0], call(&chain, &keys[0], 11, 1).await).await;
+    chain.send_as_is(&keys[0], call(&chain, 11, 1).await).await;
     for id in [mined, missing, behind] {
         eventually_ok(LATER, format!("{id} to be confirmed"), || async {
             chain.mine().await;

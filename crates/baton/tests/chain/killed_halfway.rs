@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use alloy_primitives::{Address, Bytes, U256};
-use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
 use harness::chain::{Chain, Contracts, Token, TransactionRequest};
 use harness::engine::TestEngine;

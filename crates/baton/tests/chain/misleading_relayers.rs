@@ -2,15 +2,15 @@
 //! the test itself makes, or does not make, their transactions on the real chain.
 
 use alloy_primitives::{Address, Bytes, U256};
-use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
 use harness::chain::{Chain, Contracts, Token, TransactionRequest};
 use harness::relayer::{Outcome, PostFault};
+use harness::servers::{Server, Servers};
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
 
 use crate::chain_fixture::ChainSetup;
-use crate::misled_fixture::Misled;
+use crate::misled_fixture::{Misled, serial_call};
 use crate::relay_fixture::{LATER, SOON, metric, serial_body};
 
 #[tokio::test]
@@ -305,6 +305,33 @@ async fn a_call_that_the_relayer_failed_unsigned_is_confirmed_if_the_chain_has_i
     }
     let end = misled.relay.until_status(&id, "confirmed").await;
     assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()), "{end}");
+    assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
+}
+
+/// As above, and the call is not mined yet when the relayer says that it never signed it.
+#[tokio::test]
+async fn a_call_that_the_relayer_failed_unsigned_is_not_sent_again_while_it_may_be_in_a_pool() {
+    let servers = Servers::running(&[Server::Chain]).await;
+    let chain = Chain::of(&servers);
+    let misled = Misled::on(chain.clone(), Some(chain.url().to_owned()), |setup| setup).await;
+    misled.all_end(Outcome::NeverSigned("Transaction in Pending state for over 2 minutes".to_owned()));
+    for relayer in &misled.relay.relayers {
+        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+    }
+    let id = misled.relay.send(&serial_body(21)).await;
+    misled.until_said(&id, "failed").await;
+    let relayer = misled.relay.relayers.iter().position(|relayer| !relayer.records().is_empty()).unwrap();
+    chain.set_automine(false).await;
+    let hash = chain.send_unmined(&misled.keys[relayer], serial_call(21)).await;
+    for relayer in &misled.relay.relayers {
+        relayer.change_faults(|faults| faults.transaction_reads.status = None);
+    }
+    misled.assert_stays_open(&id).await;
+    misled.until_timeline(&id, "nonce 0 of the relayer is signed and not mined").await;
+    assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
+    misled.finalise().await;
+    let end = misled.relay.until_status(&id, "confirmed").await;
+    assert_eq!(end["hash"], json!(hash), "{end}");
     assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
 }
 

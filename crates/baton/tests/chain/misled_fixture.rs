@@ -2,7 +2,6 @@
 //! not make, their transactions there.
 
 use alloy_primitives::{Bytes, U256};
-use alloy_provider::network::TransactionBuilder;
 use harness::chain::{Chain, PrivateKeySigner, Receipt, TransactionRequest};
 use harness::relayer::Outcome;
 use harness::wait::{eventually, eventually_ok};
@@ -34,7 +33,11 @@ impl Misled {
 
     /// Asks the chain at this URL, if there is one, with these settings.
     pub async fn with(rpc_url: Option<String>, change: impl FnOnce(RelaySetup) -> RelaySetup) -> Self {
-        let chain = Chain::shared();
+        Self::on(Chain::shared(), rpc_url, change).await
+    }
+
+    /// As [`Self::with`], with the relayers' accounts on this chain.
+    pub async fn on(chain: Chain, rpc_url: Option<String>, change: impl FnOnce(RelaySetup) -> RelaySetup) -> Self {
         let keys = vec![chain.funded_key().await, chain.funded_key().await];
         let mut setup = RelaySetup::relayers(keys.len())
             .env("CHAIN_FINALITY_BLOCKS", FINALITY.to_string())
@@ -82,9 +85,7 @@ impl Misled {
 
     /// Makes the call on the chain with this key.
     pub async fn execute_as(&self, key: &PrivateKeySigner, serial: usize) -> Receipt {
-        let data: Bytes = serial_data(serial).parse().unwrap();
-        let call = TransactionRequest::default().with_to(TO.parse().unwrap()).with_value(U256::from(1));
-        self.chain.send(key, call.with_input(data).with_gas_limit(60_000)).await
+        self.chain.send(key, serial_call(serial)).await
     }
 
     /// Uses up the relayer's next nonce with another call.
@@ -172,4 +173,11 @@ impl Misled {
         })
         .await
     }
+}
+
+/// The call that a row with this serial number makes.
+pub fn serial_call(serial: usize) -> TransactionRequest {
+    let data: Bytes = serial_data(serial).parse().unwrap();
+    let call = TransactionRequest::default().with_to(TO.parse().unwrap()).with_value(U256::from(1));
+    call.with_input(data).with_gas_limit(60_000)
 }

@@ -318,16 +318,16 @@ async fn timeline(world: &World, id: &str) -> Vec<Value> {
 /// Every transaction of these accounts in every block, by call data.
 async fn mined(chain: &Chain, accounts: &[Address]) -> BTreeMap<String, Vec<Mined>> {
     let mut mined: BTreeMap<String, Vec<Mined>> = BTreeMap::new();
-    let head: String = ask(chain, "eth_blockNumber", json!([])).await.as_str().unwrap().to_owned();
+    let head: String = chain.ask("eth_blockNumber", json!([])).await.as_str().unwrap().to_owned();
     for number in 0..=hex_number(&head) {
-        let block = ask(chain, "eth_getBlockByNumber", json!([format!("{number:#x}"), true])).await;
+        let block = chain.ask("eth_getBlockByNumber", json!([format!("{number:#x}"), true])).await;
         for transaction in block["transactions"].as_array().unwrap() {
             let from: Address = transaction["from"].as_str().unwrap().parse().unwrap();
             if !accounts.contains(&from) {
                 continue;
             }
             let hash = transaction["hash"].as_str().unwrap().to_owned();
-            let receipt = ask(chain, "eth_getTransactionReceipt", json!([hash])).await;
+            let receipt = chain.ask("eth_getTransactionReceipt", json!([hash])).await;
             let succeeded = receipt["status"] == "0x1";
             let (nonce, block) = (hex_number(transaction["nonce"].as_str().unwrap()), number);
             let data = transaction["input"].as_str().unwrap().to_owned();
@@ -335,11 +335,6 @@ async fn mined(chain: &Chain, accounts: &[Address]) -> BTreeMap<String, Vec<Mine
         }
     }
     mined
-}
-
-async fn ask(chain: &Chain, method: &'static str, parameters: Value) -> Value {
-    use alloy_provider::Provider;
-    chain.provider().raw_request::<Value, Value>(method.into(), parameters).await.unwrap()
 }
 
 fn hex_number(text: &str) -> u64 {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use alloy_primitives::{Address, Bytes, hex};
-use alloy_provider::network::TransactionBuilder;
 use harness::chain::{Chain, PrivateKeySigner, TransactionRequest, key_text};
 use harness::relayer::{ChainLink, ChainOptions, Relayer, Timing};
 use harness::servers::{Server, Servers};

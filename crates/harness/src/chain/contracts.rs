@@ -4,8 +4,7 @@
 
 use std::path::PathBuf;
 
-use alloy_primitives::{Address, B256, Bytes, Signature, U256};
-use alloy_provider::{Provider, network::TransactionBuilder};
+use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{Eip712Domain, SolCall, SolConstructor, SolStruct, eip712_domain, sol};
 
 use super::{CHAIN_ID, Chain, PrivateKeySigner, TransactionRequest};
@@ -140,7 +139,7 @@ impl Contracts {
 
     async fn ask<C: SolCall>(&self, to: Address, call: C) -> C::Return {
         let request = TransactionRequest::default().with_to(to).with_input(call.abi_encode());
-        let answer = self.chain.provider().call(request).await.expect("the chain answers");
+        let answer = self.chain.call(&request).await;
         C::abi_decode_returns(&answer).expect("the contract answers as declared")
     }
 }
@@ -159,12 +158,8 @@ pub fn domain(forwarder: Address) -> Eip712Domain {
 }
 
 /// 65 bytes: r, s and 27 or 28.
-///
-/// # Panics
-/// Never in practice: any hash can be signed.
 pub fn sign_digest(hash: B256, key: &PrivateKeySigner) -> Bytes {
-    let signed = key.credential().sign_prehash_recoverable(hash.as_slice()).expect("any hash can be signed");
-    Signature::from(signed).as_bytes().into()
+    key.sign(hash).as_bytes().into()
 }
 
 async fn deploy(chain: &Chain, owner: &PrivateKeySigner, name: &str, arguments: impl SolConstructor) -> Address {

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use alloy_primitives::U256;
-use alloy_provider::network::TransactionBuilder;
 use alloy_sol_types::SolCall;
 use harness::chain::{Forwarder, TransactionRequest};
 use harness::engine::TestEngine;
