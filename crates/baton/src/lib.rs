@@ -14,6 +14,7 @@ pub mod errors;
 pub mod evm;
 pub mod http;
 pub mod mutations;
+pub mod notify;
 pub mod queues;
 pub mod randomness;
 pub mod relay;

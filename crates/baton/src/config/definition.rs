@@ -107,12 +107,14 @@ pub enum Readers {
     Apis,
     /// Every service that consumes messages.
     Consumers,
-    /// `serve`, `relay-api` and `queue-consumer`.
+    /// `serve`, `relay-api`, `queue-consumer` and `notifier`.
     Relay,
     /// `serve` and `relay-api`.
     RelayApi,
     /// `serve` and `queue-consumer`.
     RelayConsumer,
+    /// Every service that delivers notifications.
+    Notifiers,
     /// `serve`, `users-api` and `users-consumer`.
     Users,
     /// `serve` and `users-consumer`.
@@ -129,6 +131,7 @@ impl Readers {
             Self::Relay => service.has_relay(),
             Self::RelayApi => service.has_relay() && service.has_api(),
             Self::RelayConsumer => service.has_relay() && service.consumes(),
+            Self::Notifiers => service.notifies(),
             Self::Users => service.has_users(),
             Self::UsersConsumer => service.has_users() && service.consumes(),
         }
@@ -143,6 +146,7 @@ impl Readers {
             Self::Relay => "relay",
             Self::RelayApi => "relay API",
             Self::RelayConsumer => "relay consumer",
+            Self::Notifiers => "notifiers",
             Self::Users => "users",
             Self::UsersConsumer => "users consumer",
         }

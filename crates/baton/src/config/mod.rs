@@ -8,6 +8,7 @@ mod chain;
 mod definition;
 mod http;
 mod log;
+mod notify;
 mod queue;
 mod reader;
 mod relay;
@@ -27,6 +28,7 @@ pub use chain::{ChainConfig, ForwarderConfig, GaslessPolicy};
 pub use definition::{Kind, Readers, Variable};
 pub use http::{ApiKey, ConnectionLimits, HttpConfig};
 pub use log::LogConfig;
+pub use notify::{NotifyConfig, secret_bytes};
 pub use queue::{EngineConfig, QueueEngine, SqsConfig, SqsEndpoint};
 use reader::Vars;
 pub use relay::{RelayConfig, RelayMode, WebhookKey};
@@ -47,6 +49,8 @@ pub struct Config {
     pub engine: EngineConfig,
     /// The relay lane.
     pub relay: RelayConfig,
+    /// Client notifications.
+    pub notify: NotifyConfig,
     /// The users lane, with its database and queue.
     pub users: UsersConfig,
     /// Format and level of the logs.
@@ -95,6 +99,7 @@ impl Config {
             http: vars.http(service),
             relay: vars.relay(service, &engine.relay_queue),
             engine,
+            notify: vars.notify(service),
             users: vars.users(),
             log: vars.log(),
             warnings: vars.removed(),

@@ -123,7 +123,7 @@ impl Vars<'_> {
             QueueEngine::Embedded => None,
             QueueEngine::Sqs(_) | QueueEngine::RabbitMq { .. } => Some(DEAD_LETTERS_REREAD_AFTER),
         };
-        let relayers = self.relayers(service.has_relay());
+        let relayers = self.relayers(service.needs_relayers());
         let webhook_keys = self.webhook_keys(&relayers, service.has_api() && service.has_relay());
         RelayConfig {
             relayers,

@@ -13,6 +13,8 @@ pub enum Service {
     UsersApi,
     /// The users consumer only.
     UsersConsumer,
+    /// The delivery of client notifications only.
+    Notifier,
     /// An operator command that works on the databases and queues; it needs no API or webhook key.
     Command,
 }
@@ -25,7 +27,17 @@ impl Service {
 
     /// Whether it works on the relay lane.
     pub fn has_relay(self) -> bool {
-        matches!(self, Self::Serve | Self::RelayApi | Self::QueueConsumer)
+        matches!(self, Self::Serve | Self::RelayApi | Self::QueueConsumer | Self::Notifier)
+    }
+
+    /// Whether it submits transactions or answers clients about them, so that it needs the relayers.
+    pub fn needs_relayers(self) -> bool {
+        self.has_relay() && self != Self::Notifier
+    }
+
+    /// Whether it delivers client notifications.
+    pub fn notifies(self) -> bool {
+        matches!(self, Self::Serve | Self::QueueConsumer | Self::Notifier)
     }
 
     /// Whether it works on the users lane.
@@ -46,6 +58,7 @@ impl Service {
             Self::QueueConsumer => "queue-consumer",
             Self::UsersApi => "users-api",
             Self::UsersConsumer => "users-consumer",
+            Self::Notifier => "notifier",
             Self::Command => "command",
         }
     }
@@ -56,6 +69,7 @@ impl Service {
             Self::QueueConsumer => 3001,
             Self::UsersApi => 3002,
             Self::UsersConsumer => 3003,
+            Self::Notifier => 3004,
             Self::Serve | Self::RelayApi | Self::Command => 3000,
         }
     }

@@ -7,7 +7,9 @@
 use super::definition::Kind::{
     Address, Choice, Count, Flag, IpAddress, List, Millis, Number, Path, Port, Text, Url, Wei,
 };
-use super::definition::Readers::{All, Apis, Consumers, Relay, RelayApi, RelayConsumer, Users, UsersConsumer};
+use super::definition::Readers::{
+    All, Apis, Consumers, Notifiers, Relay, RelayApi, RelayConsumer, Users, UsersConsumer,
+};
 use super::definition::{Kind, Variable, var};
 
 /// A group of variables that belong together, in the order of the documentation.
@@ -61,7 +63,7 @@ pub const SECTIONS: &[Section] = &[
                 Port,
                 "3000",
                 All,
-                "Port to listen on (queue-consumer: 3001, users-api: 3002, users-consumer: 3003)",
+                "Port to listen on (queue-consumer: 3001, users-api: 3002, users-consumer: 3003, notifier: 3004)",
             ),
             var(
                 "ADMIN_PORT",
@@ -463,6 +465,62 @@ pub const SECTIONS: &[Section] = &[
                 "5000",
                 RelayConsumer,
                 "How long a relayer's list must not show a submission before it is sent again",
+            )
+            .hidden(),
+        ],
+    },
+    Section {
+        title: "Client notifications",
+        key: "notifications",
+        variables: &[
+            var(
+                "CLIENT_WEBHOOK_URL",
+                HTTP,
+                "",
+                Notifiers,
+                "URL that gets every event of every API key, without registration",
+            )
+            .secret(),
+            var(
+                "CLIENT_WEBHOOK_SECRET",
+                Text,
+                "",
+                Notifiers,
+                "Signs what CLIENT_WEBHOOK_URL gets: whsec_ and the base64 of 24 to 64 bytes",
+            )
+            .secret(),
+            var(
+                "WEBHOOK_ALLOW_HTTP",
+                Flag,
+                "false",
+                Relay,
+                "Accept and call endpoints over plain http",
+            ),
+            var(
+                "WEBHOOK_ALLOW_PRIVATE",
+                Flag,
+                "false",
+                Relay,
+                "Accept and call endpoints at private and loopback addresses, and over plain http; for development",
+            ),
+            var("WEBHOOK_PORTS", List, "", Relay, "Ports that endpoints may have, separated by commas; unset: any"),
+            var("WEBHOOK_ENDPOINTS_MAX", Count, "100", Relay, "Maximum endpoints of one API key"),
+            var("WEBHOOK_RETENTION_DAYS", Count, "30", Notifiers, "Days that delivered and given-up events are kept"),
+            var("WEBHOOK_CONCURRENCY", Count, "64", Notifiers, "Deliveries in flight of one process"),
+            var(
+                "NOTIFIER_IN_CONSUMER",
+                Flag,
+                "true",
+                RelayConsumer,
+                "Deliver from `serve` and `queue-consumer`; false: only from `notifier`",
+            ),
+            var("WEBHOOK_TIMEOUT_MS", Millis, "15000", Notifiers, "Timeout of one attempt").hidden(),
+            var(
+                "WEBHOOK_SCHEDULE_UNIT_MS",
+                Millis,
+                "1000",
+                Notifiers,
+                "Length of a second of the retry schedule, of pauses and of the time until an endpoint is disabled",
             )
             .hidden(),
         ],

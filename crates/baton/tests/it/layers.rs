@@ -24,6 +24,12 @@ const LAYERS: &[&[&str]] = &[
     &["relay/accept"],
     &["relay/engine", "relay/health"],
     &["relay/lane", "relay"],
+    // Client notifications, of the relay lane's events.
+    &["notify/signature", "notify/address_guard", "notify/schedule"],
+    &["notify/sender"],
+    &["notify/outbox_queue"],
+    &["notify/delivery", "notify/api"],
+    &["notify/notifier", "notify"],
     // Lane 2.
     &["users/user", "users/quarantined_message"],
     &["users/store"],

@@ -91,7 +91,7 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     if let Some(binding) = &mut last.binding {
         binding.nonce = Some(u64::from(u32::MAX) + 1);
     }
-    let moved = baton::relay::state::transaction::Moved { transaction: last, steps: Vec::new() };
+    let moved = baton::relay::state::transaction::Moved::new(last, Vec::new());
     assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
     assert_eq!(fixture.store.get(row.id).await.unwrap(), Some(moved.transaction));
     assert_eq!(fixture.store.get(TransactionId::generate()).await.unwrap(), None);

@@ -253,7 +253,7 @@ impl Transaction {
         next.cancel_requested_at = self.cancel_requested_at.or(Some(now));
         next.check_at = Some(at);
         let steps = if first { vec![Step::new("cancel-requested", detail)] } else { Vec::new() };
-        Ok(Moved { transaction: next, steps })
+        Ok(Moved::new(next, steps))
     }
 
     /// The chain proves that the relayer did not make the call and no longer can: another relayer takes it, without using
@@ -293,7 +293,7 @@ impl Transaction {
         }
         next.check_at = Some(at);
         let steps = if first { vec![Step::new("outcome-unknown", why)] } else { Vec::new() };
-        Ok(Moved { transaction: next, steps })
+        Ok(Moved::new(next, steps))
     }
 
     /// Whether it is shown as failed on a relayer's word alone although the relayer signed it: it may be on the chain.

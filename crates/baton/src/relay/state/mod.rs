@@ -1,6 +1,7 @@
 //! A transaction, its legal moves and the meaning of a relayer's report (pure), and the message that points to it.
 
 pub mod apply_report;
+pub mod event;
 pub mod message;
 pub mod moves;
 pub mod operator_moves;

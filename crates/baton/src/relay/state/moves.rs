@@ -122,7 +122,7 @@ impl Transaction {
         if let Some(claim) = &mut next.claim {
             claim.unsent = false;
         }
-        Ok(Moved { transaction: next, steps: Vec::new() })
+        Ok(Moved::new(next, Vec::new()))
     }
 
     /// Gives the claim back: the relayer certainly did not take it.
@@ -232,7 +232,7 @@ impl Transaction {
         // Longer than settling it takes, so that consumers do not take it from each other.
         next.check_at = Some(now + timings.claim_check * 3);
         let steps = if newly { vec![Step::new("outcome-unknown", detail)] } else { Vec::new() };
-        Ok(Moved { transaction: next, steps })
+        Ok(Moved::new(next, steps))
     }
 
     /// Records that the claimed relayer's list, requested at `asked_at`, does not show it. The first such listing starts
@@ -253,7 +253,7 @@ impl Transaction {
         let mut next = self.next(now);
         if asked_at < unknown.open_until {
             next.check_at = Some(unknown.open_until);
-            return Ok(Moved { transaction: next, steps: Vec::new() });
+            return Ok(Moved::new(next, Vec::new()));
         }
         let confirm = unknown.confirm(timings);
         match unknown.absent_since {
@@ -268,7 +268,7 @@ impl Transaction {
             }
             Some(since) => {
                 next.check_at = Some(since + confirm);
-                Ok(Moved { transaction: next, steps: Vec::new() })
+                Ok(Moved::new(next, Vec::new()))
             }
             None => {
                 if let Some(unknown) = next.claim.as_mut().and_then(|claim| claim.unknown.as_mut()) {
@@ -316,7 +316,7 @@ impl Transaction {
         let mut next = self.next(now);
         next.updated_at = self.updated_at;
         next.check_at = Some(at);
-        Ok(Moved { transaction: next, steps: Vec::new() })
+        Ok(Moved::new(next, Vec::new()))
     }
 
     /// Defers a transaction whose message waits in the queue, so that the reconciler does not queue it again so soon.
@@ -401,7 +401,7 @@ impl Transaction {
         }
         next.check_at = Some(at);
         let steps = if first { vec![Step::new("forgotten", detail)] } else { Vec::new() };
-        Ok(Moved { transaction: next, steps })
+        Ok(Moved::new(next, steps))
     }
 
     /// Whether its block is missing although its relayer reported an end on the chain.
@@ -422,7 +422,7 @@ impl Transaction {
         }
         let mut next = self.next(self.updated_at);
         next.block_number = Some(block_number);
-        Ok(Moved { transaction: next, steps: Vec::new() })
+        Ok(Moved::new(next, Vec::new()))
     }
 
     /// What the consumer that holds a message about this row does next.
@@ -471,7 +471,7 @@ impl Transaction {
     pub fn noted(&self, step: Step, now: Timestamp) -> Moved {
         let mut next = self.next(now);
         next.updated_at = self.updated_at;
-        Moved { transaction: next, steps: vec![step] }
+        Moved::new(next, vec![step])
     }
 
     /// The same row, one version higher.
@@ -484,7 +484,7 @@ impl Transaction {
 }
 
 pub(super) fn moved(transaction: Transaction, action: &'static str, detail: impl Into<String>) -> Moved {
-    Moved { transaction, steps: vec![Step::new(action, detail)] }
+    Moved::new(transaction, vec![Step::new(action, detail)])
 }
 
 /// Final failure.

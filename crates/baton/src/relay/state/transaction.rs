@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::event::Event;
 use crate::config::Timings;
 use crate::relay::request::call::Call;
 use crate::relay::request::forward::Forward;
@@ -345,6 +346,15 @@ pub struct Moved {
     pub transaction: Transaction,
     /// Steps to append to its timeline.
     pub steps: Vec<Step>,
+    /// What clients are notified of. [`crate::relay::update::guarded_store::GuardedStore::save`] adds them.
+    pub events: Vec<Event>,
+}
+
+impl Moved {
+    /// A move without events.
+    pub fn new(transaction: Transaction, steps: Vec<Step>) -> Self {
+        Self { transaction, steps, events: Vec::new() }
+    }
 }
 
 /// One line of a transaction's timeline.

@@ -5,6 +5,7 @@
 
 pub mod coalescer;
 pub mod mysql;
+pub mod notifications;
 mod row;
 pub mod sqlite;
 

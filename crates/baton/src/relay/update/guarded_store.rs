@@ -157,7 +157,12 @@ impl GuardedStore {
 
     /// Saves one decision about a row that was just read. If it binds the row, its early webhooks are applied.
     pub async fn save(&self, before: &Transaction, moved: &Moved) -> Result<Saved, StoreError> {
-        let saved = self.store.save(moved).await?;
+        let events = moved.transaction.events_since(before);
+        let saved = if events.is_empty() {
+            self.store.save(moved).await?
+        } else {
+            self.store.save(&Moved { events, ..moved.clone() }).await?
+        };
         if saved != Saved::Stale {
             let after = &moved.transaction;
             if let Some(entry) = view::entry(after) {

@@ -225,7 +225,7 @@ async fn add_steps(connection: &mut MySqlConnection, moves: &[Moved], due: &[usi
     }
     let mut lines = Vec::new();
     for place in due {
-        let Moved { transaction, steps } = &moves[*place];
+        let Moved { transaction, steps, .. } = &moves[*place];
         let row = id(transaction.id);
         let seq = last.entry(row.clone()).or_insert(0);
         for step in steps.iter() {
@@ -261,10 +261,11 @@ pub(super) fn bind_padded<'q>(sql: &'q str, values: &'q [String]) -> super::colu
 
 /// Approximate size of a move within a statement.
 fn size_bytes(moved: &Moved) -> usize {
-    let Moved { transaction, steps } = moved;
+    let Moved { transaction, steps, events } = moved;
     let result = transaction.result.as_ref().map_or(0, |result| result.to_string().len());
     let error = transaction.error_message.as_ref().map_or(0, String::len);
     let says = transaction.relayer_says.as_ref().map_or(0, |says| says.to_string().len());
     let details: usize = steps.iter().map(|step| step.detail.len()).sum();
-    1024 + result + error + says + details
+    let payloads: usize = events.iter().map(|event| event.payload.len()).sum();
+    1024 + result + error + says + details + payloads
 }

@@ -4,6 +4,8 @@
 mod columns;
 mod idempotency_keys;
 mod list;
+mod notifications;
+mod outbox;
 mod relayer_rows;
 mod statements;
 
@@ -37,7 +39,7 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 9] = [
+const MIGRATIONS: [&str; 10] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
@@ -47,6 +49,7 @@ const MIGRATIONS: [&str; 9] = [
     include_str!("../../../../migrations/sqlite/0007_lists_and_failed_forwards.sql"),
     include_str!("../../../../migrations/sqlite/0008_sweep_leases.sql"),
     include_str!("../../../../migrations/sqlite/0009_list_by_creation.sql"),
+    include_str!("../../../../migrations/sqlite/0010_client_webhooks.sql"),
 ];
 
 impl SqliteStore {
@@ -296,7 +299,7 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
-        let Moved { transaction, steps } = moved.clone();
+        let Moved { transaction, steps, events } = moved.clone();
         let saved = self.write(move |connection| {
             let version: Option<u64> = connection
                 .prepare_cached("SELECT version FROM transactions WHERE id = ?1")?
@@ -314,6 +317,7 @@ impl TransactionStore for SqliteStore {
             for step in &steps {
                 add_step(connection, transaction.id, step, transaction.updated_at)?;
             }
+            outbox::write(connection, &events)?;
             Ok(Some(Saved::Yes { early }))
         });
         saved.await?.ok_or(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })

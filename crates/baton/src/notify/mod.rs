@@ -1,0 +1,23 @@
+//! Client notifications: endpoints of clients, and the delivery of events to them.
+//!
+//! An event is written by the store in the same commit as the change that it reports
+//! ([`crate::relay::state::event`]); this folder registers endpoints and delivers.
+//!
+//! | question | file |
+//! |---|---|
+//! | Which calls manage endpoints? | [`api`] |
+//! | Which addresses may be called? | [`address_guard`] |
+//! | How is one attempt made, and what is read of the answer? | [`sender`] |
+//! | How is it signed? | [`signature`] |
+//! | What follows from an attempt: when is it tried again, given up, the endpoint disabled? | [`schedule`] |
+//! | Which delivery is next, and how many run at once? | [`outbox_queue`] |
+//! | Who does it? | [`delivery`], run by [`notifier`] |
+
+pub mod address_guard;
+pub mod api;
+pub mod delivery;
+pub mod notifier;
+pub mod outbox_queue;
+pub mod schedule;
+pub mod sender;
+pub mod signature;

@@ -1,0 +1,272 @@
+//! The contract of a [`NotificationStore`]: endpoints of clients, and what is still to be delivered to them. Both stores
+//! implement it beside [`super::TransactionStore`], because an event is written in the same commit as the change of its row.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use super::StoreError;
+use crate::config::Secret;
+use crate::relay::state::event::{Event, EventId, EventType};
+use crate::relay::state::transaction::TransactionId;
+use crate::timestamp::Timestamp;
+
+/// Keeps endpoints, deliveries and attempts.
+#[async_trait]
+pub trait NotificationStore: Send + Sync + 'static {
+    /// Stores a new endpoint unless its owner has `max` endpoints already; returns whether it was stored. An endpoint that
+    /// has this id already is replaced.
+    async fn put_endpoint(&self, endpoint: &Endpoint, max: usize) -> Result<bool, StoreError>;
+
+    /// One endpoint.
+    async fn endpoint(&self, id: EndpointId) -> Result<Option<Endpoint>, StoreError>;
+
+    /// The endpoints of an owner, or all of them, oldest first.
+    async fn endpoints(&self, owner: Option<&str>) -> Result<Vec<Endpoint>, StoreError>;
+
+    /// Saves what an owner or operator changed, with the next version, if the stored version is `endpoint.version`;
+    /// returns whether it was saved. Counts of failures are not saved, except that enabling an endpoint resets them.
+    async fn change_endpoint(&self, endpoint: &Endpoint) -> Result<bool, StoreError>;
+
+    /// Deletes an endpoint with its deliveries and attempts; returns whether there was one.
+    async fn delete_endpoint(&self, id: EndpointId) -> Result<bool, StoreError>;
+
+    /// Enabled endpoints that are not paused and have a delivery due, the longest overdue first.
+    async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError>;
+
+    /// Leases due deliveries until `until`, at most `places` of each endpoint: the longest due first, and never one that
+    /// follows an undelivered event of the same transaction.
+    async fn lease_deliveries(
+        &self,
+        places: &[(EndpointId, usize)],
+        now: Timestamp,
+        until: Timestamp,
+        lease: Uuid,
+    ) -> Result<Vec<Delivery>, StoreError>;
+
+    /// Ends leases without an attempt: the deliveries are due again now, if this lease still holds them.
+    async fn return_deliveries(&self, deliveries: &[Delivery], now: Timestamp) -> Result<(), StoreError>;
+
+    /// Records an attempt and what follows from it, in one commit. A success counts even if the lease was lost; a failure
+    /// then adds to the log of attempts only.
+    async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError>;
+
+    /// Writes a test event for one endpoint only, due now.
+    async fn put_test(&self, endpoint: EndpointId, event: &Event) -> Result<(), StoreError>;
+
+    /// Makes events due again for an endpoint; returns how many.
+    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<u64, StoreError>;
+
+    /// A page of an endpoint's attempts, newest first, after the attempt `before`.
+    async fn attempts(
+        &self,
+        endpoint: EndpointId,
+        before: Option<Uuid>,
+        max: usize,
+    ) -> Result<Vec<Attempt>, StoreError>;
+
+    /// Counts for metrics, health and lists.
+    async fn notification_counts(&self, now: Timestamp) -> Result<NotificationCounts, StoreError>;
+
+    /// The same for one endpoint.
+    async fn endpoint_counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, StoreError>;
+
+    /// Deletes up to `max` rows each of ended deliveries, attempts and events without a delivery that are older than
+    /// `before`; returns how many.
+    async fn forget_notifications(&self, before: Timestamp, max: usize) -> Result<u64, StoreError>;
+}
+
+/// The id of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId(pub Uuid);
+
+impl EndpointId {
+    /// The endpoint of `CLIENT_WEBHOOK_URL`.
+    pub const ENVIRONMENT: Self = Self(Uuid::from_u128(1));
+}
+
+impl std::fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The owner of an endpoint that gets the events of every API key.
+pub const EVERY_KEY: &str = "";
+
+/// An address that a client wants to be notified at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its id.
+    pub id: EndpointId,
+    /// The name of the API key that registered it; [`EVERY_KEY`] for the environment's.
+    pub owner: String,
+    /// As registered.
+    pub url: String,
+    /// The kinds of events that it gets; not empty.
+    pub events: Vec<EventType>,
+    /// The owner's own words.
+    pub description: Option<String>,
+    /// Signs deliveries: `whsec_` and base64. Empty for the environment's endpoint, whose secret is not stored.
+    pub secret: Secret,
+    /// The secret before the last rotation, and until when deliveries are signed with it too.
+    pub previous_secret: Option<(Secret, Timestamp)>,
+    /// Incremented by each change.
+    pub version: u64,
+    /// When it was registered.
+    pub created_at: Timestamp,
+    /// When it was last changed by its owner, an operator, or a disabling.
+    pub updated_at: Timestamp,
+    /// Since when it gets nothing, and why.
+    pub disabled: Option<Disabled>,
+    /// When the first of the current failures was; none after a success.
+    pub failing_since: Option<Timestamp>,
+    /// Failures since the last success.
+    pub failures: u32,
+    /// No attempt before this time.
+    pub paused_until: Option<Timestamp>,
+}
+
+/// Why an endpoint gets nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disabled {
+    /// Since when.
+    pub at: Timestamp,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// An endpoint with something to deliver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DueEndpoint {
+    /// Its id.
+    pub id: EndpointId,
+    /// Its URL, whose host shares a limit with other endpoints.
+    pub url: String,
+    /// Failures since the last success.
+    pub failures: u32,
+    /// When its longest overdue delivery became due.
+    pub since: Timestamp,
+}
+
+/// One event for one endpoint, leased.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// The event.
+    pub event: EventId,
+    /// The kind of the event.
+    pub kind: EventType,
+    /// The transaction.
+    pub transaction: TransactionId,
+    /// The event's place among those of its transaction.
+    pub position: u64,
+    /// When the event happened.
+    pub created_at: Timestamp,
+    /// Attempts before this one.
+    pub attempts: u32,
+    /// What is sent.
+    pub payload: String,
+    /// Identifies the lease.
+    pub lease: Uuid,
+}
+
+/// One line of an endpoint's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Sorts by time.
+    pub id: Uuid,
+    /// The event.
+    pub event: EventId,
+    /// 1 for the first attempt.
+    pub number: u32,
+    /// When it began.
+    pub at: Timestamp,
+    /// How long it took.
+    pub duration: Duration,
+    /// The status of the answer, if there was one.
+    pub status: Option<u16>,
+    /// Why it failed; none if it succeeded.
+    pub error: Option<String>,
+    /// The first bytes of the answer.
+    pub answer: Option<String>,
+}
+
+/// An attempt with its consequences.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttemptRecord {
+    /// The delivery.
+    pub delivery: Delivery,
+    /// What happened.
+    pub attempt: Attempt,
+    /// What becomes of the delivery.
+    pub then: DeliveryThen,
+    /// What becomes of the endpoint.
+    pub endpoint: EndpointThen,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+/// What becomes of a delivery after an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveryThen {
+    /// Done. Later events of the transaction that were put off with it are due now.
+    Delivered,
+    /// Tried again at this time. Later events of the transaction wait as long.
+    RetryAt(Timestamp),
+    /// Not tried again unless asked for. Later events of the transaction are due now.
+    GivenUp,
+}
+
+/// What becomes of an endpoint after an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EndpointThen {
+    /// It works: failures are forgotten.
+    Works,
+    /// One more failure; no other attempt before this time.
+    Fails {
+        /// The pause, if any.
+        paused_until: Option<Timestamp>,
+    },
+    /// It is disabled, and what it waits for is given up.
+    Disable {
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// What to deliver again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Requeue {
+    /// One event, delivered before or not. Nothing, if it is unknown or of another key.
+    Event(EventId),
+    /// Every event since then that the endpoint asks for and that was not delivered to it: given up, or written while it was
+    /// disabled.
+    Since(Timestamp),
+}
+
+/// Counts of all endpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotificationCounts {
+    /// Deliveries that are not delivered and not given up.
+    pub waiting: u64,
+    /// When the event of the oldest of them happened.
+    pub oldest_waiting: Option<Timestamp>,
+    /// Enabled endpoints.
+    pub enabled: u64,
+    /// Disabled endpoints.
+    pub disabled: u64,
+    /// Enabled endpoints whose last attempt failed.
+    pub failing: u64,
+}
+
+/// Counts of one endpoint.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EndpointCounts {
+    /// Not delivered and not given up.
+    pub waiting: u64,
+    /// Given up, and still kept.
+    pub given_up: u64,
+}
