@@ -48,10 +48,12 @@ CREATE TABLE IF NOT EXISTS webhook_deliveries (
     ended_at       DATETIME(3),
     ended          VARCHAR(20),
     CONSTRAINT webhook_deliveries_pkey PRIMARY KEY (endpoint_id, event_id),
-    KEY webhook_deliveries_due (endpoint_id, due_at),
+    KEY webhook_deliveries_due (endpoint_id, due_at, created_at),
     -- Events of one transaction reach an endpoint in order.
     KEY webhook_deliveries_open (endpoint_id, transaction_id, position),
-    KEY webhook_deliveries_ended (ended_at)
+    KEY webhook_deliveries_given_up (endpoint_id, ended, created_at),
+    KEY webhook_deliveries_ended (ended_at),
+    KEY webhook_deliveries_event (event_id)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS webhook_attempts (

@@ -47,10 +47,12 @@ CREATE TABLE webhook_deliveries (
     ended          TEXT,
     PRIMARY KEY (endpoint_id, event_id)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX webhook_deliveries_due ON webhook_deliveries (endpoint_id, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX webhook_deliveries_due ON webhook_deliveries (endpoint_id, due_at, created_at) WHERE due_at IS NOT NULL;
 -- Events of one transaction reach an endpoint in order.
 CREATE INDEX webhook_deliveries_open ON webhook_deliveries (endpoint_id, transaction_id, position) WHERE due_at IS NOT NULL;
+CREATE INDEX webhook_deliveries_given_up ON webhook_deliveries (endpoint_id, created_at) WHERE ended = 'given-up';
 CREATE INDEX webhook_deliveries_ended ON webhook_deliveries (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX webhook_deliveries_event ON webhook_deliveries (event_id);
 
 CREATE TABLE webhook_attempts (
     endpoint_id BLOB    NOT NULL,

@@ -10,11 +10,14 @@ use axum::{Router, routing};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Map, json};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::config::{Config, Service};
 use crate::http::health::{HealthCheck, HealthState, LaneHealth};
 use crate::http::problem::Problem;
+use crate::notify::address_guard::AddressGuard;
+use crate::notify::api::{self, WebhookApi};
+use crate::notify::notifier::Notifier;
 use crate::relay::health::RelayHealth;
 use crate::relay::lane::RelayLane;
 use crate::servers::{self, Server};
@@ -87,19 +90,35 @@ impl Lanes {
         tokio::try_join!(relay, users).map(|_| ())
     }
 
-    /// Consumes until shutdown, then drains the messages in hand.
-    pub async fn consume(&self, shutdown: &CancellationToken) {
+    /// Consumes messages and delivers notifications, as the service does, until shutdown, then drains what is in hand.
+    pub async fn consume(&self, config: &Config, service: Service, shutdown: &CancellationToken) {
         let relay = async {
-            if let Some(lane) = when_open(self.relay.as_deref(), shutdown).await {
+            if service.consumes()
+                && let Some(lane) = when_open(self.relay.as_deref(), shutdown).await
+            {
                 lane.consume(shutdown.clone()).await;
             }
         };
         let users = async {
-            if let Some(lane) = when_open(self.users.as_deref(), shutdown).await {
+            if service.consumes()
+                && let Some(lane) = when_open(self.users.as_deref(), shutdown).await
+            {
                 lane.consume(shutdown.clone()).await;
             }
         };
-        tokio::join!(relay, users);
+        tokio::join!(relay, users, self.notify(config, service, shutdown), shutdown.cancelled());
+    }
+
+    async fn notify(&self, config: &Config, service: Service, shutdown: &CancellationToken) {
+        if !config.notify.delivers(service) {
+            return;
+        }
+        let Some(lane) = when_open(self.relay.as_deref(), shutdown).await else { return };
+        let (store, clock) = (Arc::clone(&lane.notifications), lane.guarded.clock.clone());
+        let notifier = Notifier::new(store, clock, config.notify.clone(), config.relay.drain_timeout);
+        if let Err(failure) = notifier.run(shutdown.clone()).await {
+            error!(action = "notifier_failed", "{failure:#}");
+        }
     }
 
     /// Runs health checks of relayers and engines, and refreshes gauges, until shutdown.
@@ -152,12 +171,12 @@ impl Lanes {
     }
 
     /// The routes that need an API key, and those that relayers call. A lane that is not open answers 503.
-    pub fn api_routes(&self) -> (Router, Router) {
+    pub fn api_routes(&self, config: &Config) -> (Router, Router) {
         let (mut keyed, mut open) = (Router::new(), Router::new());
         if let Some(slot) = &self.relay {
             match slot.lane.get() {
                 Some(lane) => {
-                    keyed = keyed.merge(lane.api_routes());
+                    keyed = keyed.merge(lane.api_routes()).merge(webhook_routes(config, lane));
                     open = open.merge(lane.webhook_routes().unwrap_or_default());
                 }
                 None => open = open.merge(slot.closed_routes()),
@@ -171,6 +190,17 @@ impl Lanes {
         }
         (keyed, open)
     }
+}
+
+/// The routes by which clients manage their endpoints.
+fn webhook_routes(config: &Config, lane: &RelayLane) -> Router {
+    api::routes(WebhookApi {
+        store: Arc::clone(&lane.notifications),
+        guard: AddressGuard::new((&config.notify).into()),
+        clock: lane.guarded.clock.clone(),
+        random: lane.guarded.random.clone(),
+        endpoints_max: config.notify.endpoints_max,
+    })
 }
 
 /// The lane, once it is open; `None` if there is none, or on shutdown.

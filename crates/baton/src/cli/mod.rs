@@ -48,6 +48,9 @@ enum Command {
     /// Run the users consumer only
     #[command(after_long_help = render::help(Service::UsersConsumer))]
     UsersConsumer,
+    /// Deliver client notifications only
+    #[command(after_long_help = render::help(Service::Notifier))]
+    Notifier,
     /// Bring the database schemas up to date
     Migrate,
     /// List, show, replay and drop dead letters
@@ -112,6 +115,7 @@ pub fn main() -> ExitCode {
 async fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Dev(args) => dev::run(args).await,
+        Command::Notifier => service::run(Config::from_env(Service::Notifier)?, Service::Notifier).await,
         Command::Serve => service::run(Config::from_env(Service::Serve)?, Service::Serve).await,
         Command::RelayApi => service::run(Config::from_env(Service::RelayApi)?, Service::RelayApi).await,
         Command::QueueConsumer => service::run(Config::from_env(Service::QueueConsumer)?, Service::QueueConsumer).await,

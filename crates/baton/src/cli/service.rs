@@ -1,4 +1,4 @@
-//! `serve`, `relay-api`, `queue-consumer`, `users-api` and `users-consumer`: the same parts in one process or several.
+//! `serve`, `relay-api`, `queue-consumer`, `users-api`, `users-consumer` and `notifier`: the same parts in one process or several.
 //!
 //! A service binds its port, opens its lanes ([`super::lanes`]), and runs API, consumers and background checks until
 //! shutdown.
@@ -94,11 +94,7 @@ pub async fn run_parts(
     // In a process with API and consumer, the API and the checks stop after the drain: health stays readable meanwhile.
     let drained = CancellationToken::new();
     let consuming = async {
-        if service.consumes() {
-            lanes.consume(&shutdown).await;
-        } else {
-            shutdown.cancelled().await;
-        }
+        lanes.consume(config, service, &shutdown).await;
         drained.cancel();
     };
     let routes = dispatch(&current, |routes| routes.service.clone());
@@ -141,7 +137,7 @@ fn routes(config: &Config, service: Service, lanes: &Lanes, health: HealthState)
     let mut routes = health::routes(health);
     if service.has_api() {
         let keys = Arc::new(config.http.api_keys.clone());
-        let (keyed, open) = lanes.api_routes();
+        let (keyed, open) = lanes.api_routes(config);
         routes = routes.merge(keyed.layer(middleware::from_fn_with_state(keys, auth::require_key))).merge(open);
     }
     if !config.http.hosts.is_empty() {

@@ -19,6 +19,7 @@ use crate::queues::{Opening, open_file, open_sqs};
 use crate::relay::accept::intake::AcceptMode;
 use crate::relay::store::coalescer::{Coalescer, Grouping};
 use crate::relay::store::mysql::{MySqlOptions, MySqlStore};
+use crate::relay::store::notifications::NotificationStore;
 use crate::relay::store::sqlite::SqliteStore;
 use crate::relay::store::{NewTransaction, TransactionStore};
 use crate::relay::update::cache::Cache;
@@ -114,6 +115,14 @@ impl RelayEngine {
 
     /// The store of transactions.
     pub fn store(&self) -> Arc<dyn TransactionStore> {
+        match &self.store {
+            Store::Embedded(store, _) => Arc::new(store.clone()),
+            Store::MySql(store, _) => Arc::new(store.clone()),
+        }
+    }
+
+    /// The store of endpoints and deliveries.
+    pub fn notifications(&self) -> Arc<dyn NotificationStore> {
         match &self.store {
             Store::Embedded(store, _) => Arc::new(store.clone()),
             Store::MySql(store, _) => Arc::new(store.clone()),

@@ -28,6 +28,7 @@ use crate::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
 use crate::relay::relayer::client::RelayerClient;
 use crate::relay::relayer::pool::{Pool, PoolSettings};
 use crate::relay::state::transaction::ConsumerId;
+use crate::relay::store::notifications::NotificationStore;
 use crate::relay::submit::consumer::{Consumer, ConsumerSettings};
 use crate::relay::submit::large_messages::LargeMessages;
 use crate::relay::submit::nonce_order::NonceOrder;
@@ -38,6 +39,8 @@ use crate::telemetry;
 pub struct RelayLane {
     /// Store, queue, cache and clock.
     pub guarded: Arc<GuardedStore>,
+    /// Endpoints of clients, and what is to be delivered to them.
+    pub notifications: Arc<dyn NotificationStore>,
     /// The relayers.
     pub pool: Arc<Pool>,
     /// The chain, if `RPC_URL` is set.
@@ -105,7 +108,16 @@ impl RelayLane {
         };
         let pool = Pool::new(clients, settings, Arc::clone(&guarded.store), clock);
         let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
-        Ok(Self { guarded, pool, chain, engine, config: relay, request_timeout: config.http.request_timeout })
+        let notifications = engine.notifications();
+        Ok(Self {
+            guarded,
+            notifications,
+            pool,
+            chain,
+            engine,
+            config: relay,
+            request_timeout: config.http.request_timeout,
+        })
     }
 
     /// Closes the queue and the file, if there is one. Nothing may run any more.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::config::Secret;
 use crate::relay::state::event::{Event, EventId, EventType};
-use crate::relay::state::transaction::TransactionId;
+use crate::relay::state::transaction::{Step, TransactionId};
 use crate::timestamp::Timestamp;
 
 /// Keeps endpoints, deliveries and attempts.
@@ -269,4 +269,41 @@ pub struct EndpointCounts {
     pub waiting: u64,
     /// Given up, and still kept.
     pub given_up: u64,
+}
+
+impl AttemptRecord {
+    /// What the transaction's timeline says of it: the first failure and the end, not each attempt.
+    pub fn step(&self) -> Option<Step> {
+        let Delivery { endpoint, kind, transaction, .. } = &self.delivery;
+        if transaction.0.is_nil() {
+            return None;
+        }
+        let (number, kind) = (self.attempt.number, kind.name());
+        let why = self.attempt.error.as_deref().unwrap_or("no reason given");
+        match self.then {
+            DeliveryThen::Delivered => {
+                Some(Step::new("notified", format!("{kind} delivered to endpoint {endpoint} at attempt {number}")))
+            }
+            DeliveryThen::GivenUp => {
+                Some(Step::new("notification-given-up", format!("{kind} to endpoint {endpoint}: {why}")))
+            }
+            DeliveryThen::RetryAt(_) if number == 1 => {
+                Some(Step::new("notification-failed", format!("{kind} to endpoint {endpoint}: {why}; tried again")))
+            }
+            DeliveryThen::RetryAt(_) => None,
+        }
+    }
+}
+
+/// Events that one commit of [`NotificationStore::requeue`] makes due again.
+pub(super) const REQUEUED_AT_ONCE: usize = 2000;
+
+/// Kinds of events as the stores keep them.
+pub(super) fn event_names(events: &[EventType]) -> String {
+    events.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(",")
+}
+
+/// The kinds behind [`event_names`]; a name that this version does not know is left out.
+pub(super) fn parse_events(names: &str) -> Vec<EventType> {
+    names.split(',').filter_map(EventType::parse).collect()
 }

@@ -14,6 +14,8 @@ mod lease;
 mod list;
 mod migrate;
 mod nonces;
+mod notifications;
+mod outbox;
 mod outcome;
 mod pool;
 mod relayer_rows;

@@ -11,6 +11,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::{ROWS_MAX, chunks, same, statement_size};
 use super::columns::{bind_state, datetime, id, update_many};
+use super::outbox;
 use super::outcome::{End, is_duplicate, is_invalid_value, work};
 use super::pool::{Pool, unavailable};
 use crate::relay::state::transaction::{Moved, Transaction, TransactionId};
@@ -120,6 +121,8 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<
         statement.execute(&mut *connection).await?;
     }
     add_steps(connection, moves, &due).await?;
+    let events: Vec<_> = due.iter().flat_map(|place| &moves[*place].events).collect();
+    outbox::write(connection, &events).await?;
     Ok(answers)
 }
 

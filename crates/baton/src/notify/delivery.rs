@@ -1,0 +1,164 @@
+//! One attempt to deliver one event: sign, send, decide what follows, store that in one commit.
+//!
+//! A process that dies before the commit leaves the delivery leased; it is tried again after the lease, with the same id.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use metrics::{counter, histogram};
+use pipeline::{Handler, Message, Outcome};
+use tracing::{debug, error, info, warn};
+
+use super::outbox_queue::OutboxQueue;
+use super::schedule::{AttemptResult, after_attempt};
+use super::sender::{Sender, Sent};
+use super::signature;
+use crate::clock::Clock;
+use crate::config::Secret;
+use crate::randomness::Randomness;
+use crate::relay::store::notifications::{
+    Attempt, AttemptRecord, Delivery, DeliveryThen, Endpoint, EndpointId, EndpointThen, NotificationStore,
+};
+use crate::timestamp::Timestamp;
+
+/// Delivers what the queue hands out.
+pub struct Deliverer {
+    /// Where the deliveries come from.
+    pub queue: Arc<OutboxQueue>,
+    /// Endpoints, and what attempts led to.
+    pub store: Arc<dyn NotificationStore>,
+    /// Sends requests to allowed addresses.
+    pub sender: Sender,
+    /// The store's clock.
+    pub clock: Clock,
+    /// Ids of attempts, and jitter.
+    pub random: Randomness,
+    /// Signs what the environment's endpoint gets.
+    pub environment_secret: Option<Secret>,
+    /// Length of one second of the schedule.
+    pub schedule_unit: Duration,
+}
+
+/// Longest time that the result of an attempt is kept for a store that is away. Below the rest of the lease.
+const STORE_FOR: Duration = Duration::from_secs(30);
+
+#[async_trait]
+impl Handler for Deliverer {
+    async fn handle(&self, message: &Message) -> Outcome {
+        let Some(delivery) = self.queue.delivery(&message.receipt) else { return Outcome::Done };
+        let again = |reason: String| Outcome::Retry { after: Duration::ZERO, reason };
+        let endpoint = match self.store.endpoint(delivery.endpoint).await {
+            Ok(Some(endpoint)) => endpoint,
+            // Deleted since, with its deliveries.
+            Ok(None) => return Outcome::Done,
+            Err(failure) => return again(failure.to_string()),
+        };
+        if endpoint.disabled.is_some() {
+            return again("the endpoint is disabled".to_owned());
+        }
+        let (at, sent) = self.attempt(&endpoint, &delivery).await;
+        let record = self.record(&endpoint, delivery, at, sent);
+        self.report(&record);
+        self.store_record(&record).await;
+        Outcome::Done
+    }
+}
+
+impl Deliverer {
+    async fn attempt(&self, endpoint: &Endpoint, delivery: &Delivery) -> (Timestamp, Sent) {
+        let now = self.clock.now();
+        // Receivers compare with their own clocks, so this is the time of this machine.
+        let timestamp = Timestamp::from(self.clock.wall()).0 / 1000;
+        let Some(signature) =
+            signature::sign(&self.secrets(endpoint, now), &delivery.event.0, timestamp, delivery.payload.as_bytes())
+        else {
+            let error = Some("the endpoint's secret is missing or malformed".to_owned());
+            return (now, Sent { error, ..Sent::default() });
+        };
+        let headers = vec![
+            ("webhook-id", delivery.event.0.clone()),
+            ("webhook-timestamp", timestamp.to_string()),
+            ("webhook-signature", signature),
+        ];
+        (now, self.sender.send(&endpoint.url, headers, Bytes::from(delivery.payload.clone())).await)
+    }
+
+    /// The secrets to sign with: during a rotation both.
+    fn secrets(&self, endpoint: &Endpoint, now: Timestamp) -> Vec<Secret> {
+        if endpoint.id == EndpointId::ENVIRONMENT {
+            return self.environment_secret.iter().cloned().collect();
+        }
+        let previous = endpoint.previous_secret.iter().filter(|(_, until)| *until > now).map(|(secret, _)| secret);
+        std::iter::once(&endpoint.secret).chain(previous).cloned().collect()
+    }
+
+    fn record(&self, endpoint: &Endpoint, delivery: Delivery, at: Timestamp, sent: Sent) -> AttemptRecord {
+        let now = self.clock.now();
+        let result =
+            AttemptResult { status: sent.status, succeeded: sent.error.is_none(), retry_after: sent.retry_after };
+        let (then, endpoint) =
+            after_attempt(endpoint, &delivery, &result, now, self.schedule_unit, self.random.fraction());
+        let attempt = Attempt {
+            id: self.random.uuid_v7(),
+            event: delivery.event.clone(),
+            number: delivery.attempts + 1,
+            at,
+            duration: sent.duration,
+            status: sent.status,
+            error: sent.error,
+            answer: sent.answer,
+        };
+        AttemptRecord { delivery, attempt, then, endpoint, now }
+    }
+
+    fn report(&self, record: &AttemptRecord) {
+        let AttemptRecord { delivery, attempt, then, endpoint, .. } = record;
+        let result = match then {
+            DeliveryThen::Delivered => "delivered",
+            DeliveryThen::RetryAt(_) => "failed",
+            DeliveryThen::GivenUp => "given_up",
+        };
+        counter!("baton_webhook_attempts_total", "result" => result).increment(1);
+        histogram!("baton_webhook_attempt_seconds").record(attempt.duration.as_secs_f64());
+        let why = attempt.error.as_deref().unwrap_or("delivered");
+        debug!(
+            endpointId = %delivery.endpoint, eventId = %delivery.event, transactionId = %delivery.transaction,
+            action = "webhook_attempt", result, attempt = attempt.number, status = attempt.status,
+            duration_ms = attempt.duration.as_millis() as u64, "{why}"
+        );
+        if *then == DeliveryThen::GivenUp {
+            warn!(
+                endpointId = %delivery.endpoint, eventId = %delivery.event, transactionId = %delivery.transaction,
+                action = "webhook_given_up", attempt = attempt.number,
+                "the event is given up; `baton webhooks recover` sends it: {why}"
+            );
+        }
+        if let EndpointThen::Disable { reason } = endpoint {
+            counter!("baton_webhook_endpoints_disabled_total").increment(1);
+            error!(endpointId = %delivery.endpoint, action = "webhook_disabled", "the endpoint is disabled: {reason}");
+        }
+    }
+
+    /// Stores the result, also while the store is away for a while. If it stays away, the delivery is tried again later.
+    async fn store_record(&self, record: &AttemptRecord) {
+        let deadline = self.clock.instant() + STORE_FOR;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            match self.store.record_attempt(record).await {
+                Ok(()) => return,
+                Err(failure) if failure.is_transient() && self.clock.instant() < deadline => {
+                    self.clock.sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(2));
+                }
+                Err(failure) => {
+                    return info!(
+                        endpointId = %record.delivery.endpoint, eventId = %record.delivery.event,
+                        action = "webhook_not_recorded", "the attempt is not recorded, so it will be repeated: {failure}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Delivers notifications until shutdown: the pipeline over the deliveries that are due, the environment's endpoint, the
+//! gauges, and the deletion of what is old.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::gauge;
+use pipeline::{Pipeline, PipelineOptions};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::address_guard::AddressGuard;
+use super::delivery::Deliverer;
+use super::outbox_queue::OutboxQueue;
+use super::sender::Sender;
+use crate::clock::Clock;
+use crate::config::{NotifyConfig, Secret};
+use crate::randomness::Randomness;
+use crate::relay::state::event::EventType;
+use crate::relay::store::StoreError;
+use crate::relay::store::notifications::{Disabled, EVERY_KEY, Endpoint, EndpointId, NotificationStore};
+
+/// Delivers the events of one store.
+pub struct Notifier {
+    store: Arc<dyn NotificationStore>,
+    clock: Clock,
+    config: NotifyConfig,
+    drain_timeout: Duration,
+}
+
+/// Pause between two refreshes of the gauges and looks for old rows.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+/// Old rows that are deleted at once.
+const FORGOTTEN_AT_ONCE: usize = 1000;
+
+impl Notifier {
+    /// Delivers what this store has.
+    pub fn new(store: Arc<dyn NotificationStore>, clock: Clock, config: NotifyConfig, drain_timeout: Duration) -> Self {
+        Self { store, clock, config, drain_timeout }
+    }
+
+    /// Delivers until shutdown, then finishes the attempts in flight.
+    pub async fn run(&self, shutdown: CancellationToken) -> anyhow::Result<()> {
+        let random = Randomness::system();
+        let queue = Arc::new(OutboxQueue::new(Arc::clone(&self.store), self.clock.clone(), random.clone()));
+        let sender = Sender::new(AddressGuard::new((&self.config).into()), self.config.timeout)
+            .map_err(|why| anyhow::anyhow!("webhooks cannot be sent: {why}"))?;
+        let deliverer = Deliverer {
+            queue: Arc::clone(&queue),
+            store: Arc::clone(&self.store),
+            sender,
+            clock: self.clock.clone(),
+            random,
+            environment_secret: self.config.environment_endpoint.as_ref().map(|(_, secret)| secret.clone()),
+            schedule_unit: self.config.schedule_unit,
+        };
+        let options = PipelineOptions {
+            concurrency: self.config.concurrency,
+            drain_timeout: self.drain_timeout,
+            ..PipelineOptions::default()
+        };
+        info!(action = "notifier_started", "delivering client notifications");
+        let pipeline = Pipeline::new(queue, options);
+        let drained = CancellationToken::new();
+        let delivering = async {
+            pipeline.run(Arc::new(deliverer), shutdown.clone()).await;
+            drained.cancel();
+        };
+        tokio::join!(delivering, self.keep_environment_endpoint(&shutdown), self.keep_up(&drained));
+        info!(action = "notifier_stopped", "the notifier has stopped");
+        Ok(())
+    }
+
+    /// Stores the environment's endpoint, or disables the one of an earlier start; tried until the store answers.
+    async fn keep_environment_endpoint(&self, shutdown: &CancellationToken) {
+        loop {
+            match self.set_environment_endpoint().await {
+                Ok(()) => return,
+                Err(failure) => {
+                    warn!(action = "environment_endpoint", "CLIENT_WEBHOOK_URL is not in force yet: {failure}")
+                }
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                () = self.clock.sleep(UPKEEP_EVERY) => {}
+            }
+        }
+    }
+
+    async fn set_environment_endpoint(&self) -> Result<(), StoreError> {
+        let known = self.store.endpoint(EndpointId::ENVIRONMENT).await?;
+        let now = self.clock.now();
+        let wanted = self.config.environment_endpoint.as_ref().map(|(url, _)| url.expose());
+        match (known, wanted) {
+            (None, None) => Ok(()),
+            (Some(known), Some(url)) if known.url == url && known.disabled.is_none() => Ok(()),
+            (Some(known), None) if known.disabled.is_some() => Ok(()),
+            (Some(known), None) => {
+                let reason = "CLIENT_WEBHOOK_URL is not set".to_owned();
+                let disabled = Some(Disabled { at: now, reason });
+                self.store.change_endpoint(&Endpoint { disabled, updated_at: now, ..known }).await.map(drop)
+            }
+            (Some(known), Some(url)) => {
+                let url = url.to_owned();
+                self.store.change_endpoint(&Endpoint { url, disabled: None, updated_at: now, ..known }).await.map(drop)
+            }
+            (None, Some(url)) => {
+                let endpoint = Endpoint {
+                    id: EndpointId::ENVIRONMENT,
+                    owner: EVERY_KEY.to_owned(),
+                    url: url.to_owned(),
+                    events: EventType::SUBSCRIBABLE.to_vec(),
+                    description: Some("CLIENT_WEBHOOK_URL".to_owned()),
+                    secret: Secret::new(""),
+                    previous_secret: None,
+                    version: 1,
+                    created_at: now,
+                    updated_at: now,
+                    disabled: None,
+                    failing_since: None,
+                    failures: 0,
+                    paused_until: None,
+                };
+                self.store.put_endpoint(&endpoint, usize::MAX).await.map(drop)
+            }
+        }
+    }
+
+    async fn keep_up(&self, shutdown: &CancellationToken) {
+        loop {
+            let now = self.clock.now();
+            if let Ok(counts) = self.store.notification_counts(now).await {
+                let age = counts.oldest_waiting.map(|since| now.since(since)).unwrap_or_default();
+                gauge!("baton_webhook_events_waiting").set(counts.waiting as f64);
+                gauge!("baton_webhook_events_oldest_seconds").set(age.as_secs_f64());
+                gauge!("baton_webhook_endpoints", "state" => "enabled").set(counts.enabled as f64);
+                gauge!("baton_webhook_endpoints", "state" => "disabled").set(counts.disabled as f64);
+                gauge!("baton_webhook_endpoints", "state" => "failing").set(counts.failing as f64);
+            }
+            let before = now - self.config.retention;
+            if let Err(failure) = self.store.forget_notifications(before, FORGOTTEN_AT_ONCE).await {
+                warn!(action = "webhook_retention", "old notifications are not deleted: {failure}");
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                () = self.clock.sleep(UPKEEP_EVERY) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! The deliveries that are due, as a queue for the pipeline: which one is next, and how many run at once.
+//!
+//! Endpoints take turns, so that a large backlog of one does not delay the others. An endpoint, and a host with several
+//! endpoints, has a limited number of attempts in flight in each process; one that keeps failing has a single one. What an
+//! attempt leads to is stored by the handler ([`super::delivery`]) in one commit; settling a message here only frees its
+//! place, or gives back what was not tried.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use pipeline::{Attributes, Capabilities, DeadLetter, Depth, Message, MessageId, Outgoing, Queue, QueueError, Receipt};
+use reqwest::Url;
+
+use super::schedule::FAILURES_BEFORE_PAUSE;
+use crate::clock::Clock;
+use crate::randomness::Randomness;
+use crate::relay::store::StoreError;
+use crate::relay::store::notifications::{Delivery, DueEndpoint, EndpointId, NotificationStore};
+
+/// Name in logs and metrics.
+pub const QUEUE: &str = "webhook-deliveries";
+/// Attempts in flight of one endpoint in one process.
+const ENDPOINT_MAX: usize = 4;
+/// Attempts in flight to one host in one process.
+const HOST_MAX: usize = 16;
+/// Pause between two looks for due deliveries while there are none.
+const POLL: Duration = Duration::from_millis(100);
+/// Longer than any attempt, its storing included: then another process may try.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// See the top of this file.
+pub struct OutboxQueue {
+    store: Arc<dyn NotificationStore>,
+    clock: Clock,
+    random: Randomness,
+    in_flight: Mutex<InFlight>,
+}
+
+/// The deliveries that this process has leased, by receipt.
+#[derive(Default)]
+struct InFlight {
+    deliveries: HashMap<String, (Delivery, String)>,
+    by_endpoint: HashMap<EndpointId, usize>,
+    by_host: HashMap<String, usize>,
+}
+
+impl OutboxQueue {
+    /// The deliveries of this store.
+    pub fn new(store: Arc<dyn NotificationStore>, clock: Clock, random: Randomness) -> Self {
+        Self { store, clock, random, in_flight: Mutex::default() }
+    }
+
+    /// The delivery of a message that was received here and is not settled.
+    pub fn delivery(&self, receipt: &Receipt) -> Option<Delivery> {
+        self.lock().deliveries.get(&receipt.0).map(|(delivery, _)| delivery.clone())
+    }
+
+    /// Leases what is due, at most `max`.
+    async fn lease_due(&self, max: usize) -> Result<Vec<Message>, QueueError> {
+        let now = self.clock.now();
+        let due = self.store.due_endpoints(now).await.map_err(queue_error)?;
+        let places = self.lock().places(&due, max);
+        if places.is_empty() {
+            return Ok(Vec::new());
+        }
+        let hosts: HashMap<EndpointId, String> = due.iter().map(|due| (due.id, host(&due.url))).collect();
+        let lease = self.random.uuid_v4();
+        let leased = self.store.lease_deliveries(&places, now, now + LEASE, lease).await.map_err(queue_error)?;
+        let mut in_flight = self.lock();
+        let messages = leased.into_iter().map(|delivery| {
+            let receipt = Receipt(format!("{} {} {lease}", delivery.endpoint, delivery.event));
+            let message = Message {
+                id: MessageId(format!("{} {}", delivery.event, delivery.endpoint)),
+                body: Vec::new(),
+                attributes: Attributes::new(),
+                receives: delivery.attempts + 1,
+                sent_at: SystemTime::UNIX_EPOCH + Duration::from_millis(delivery.created_at.0.unsigned_abs()),
+                receipt: receipt.clone(),
+            };
+            let host = hosts.get(&delivery.endpoint).cloned().unwrap_or_default();
+            in_flight.add(receipt, delivery, host);
+            message
+        });
+        Ok(messages.collect())
+    }
+
+    /// Gives back deliveries that were not tried.
+    async fn give_back(&self, receipts: Vec<Receipt>) -> Vec<Result<(), QueueError>> {
+        let deliveries: Vec<_> = {
+            let mut in_flight = self.lock();
+            receipts.iter().filter_map(|receipt| in_flight.remove(receipt)).collect()
+        };
+        let returned = self.store.return_deliveries(&deliveries, self.clock.now()).await;
+        receipts.iter().map(|_| returned.as_ref().map(|()| ()).map_err(|error| queue_error_of(error))).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, InFlight> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl InFlight {
+    /// How many deliveries to lease for each endpoint: one after the other gets a place, until `max` are given away.
+    fn places(&self, due: &[DueEndpoint], max: usize) -> Vec<(EndpointId, usize)> {
+        let mut by_host = self.by_host.clone();
+        let mut places = vec![0; due.len()];
+        let mut left = max;
+        loop {
+            let before = left;
+            for (place, endpoint) in places.iter_mut().zip(due) {
+                let limit = if endpoint.failures >= FAILURES_BEFORE_PAUSE { 1 } else { ENDPOINT_MAX };
+                let taken = self.by_endpoint.get(&endpoint.id).copied().unwrap_or(0) + *place;
+                let at_host = by_host.entry(host(&endpoint.url)).or_default();
+                if left > 0 && taken < limit && *at_host < HOST_MAX {
+                    *place += 1;
+                    *at_host += 1;
+                    left -= 1;
+                }
+            }
+            if left == before {
+                break;
+            }
+        }
+        due.iter().map(|due| due.id).zip(places).filter(|(_, places)| *places > 0).collect()
+    }
+
+    fn add(&mut self, receipt: Receipt, delivery: Delivery, host: String) {
+        *self.by_endpoint.entry(delivery.endpoint).or_default() += 1;
+        *self.by_host.entry(host.clone()).or_default() += 1;
+        self.deliveries.insert(receipt.0, (delivery, host));
+    }
+
+    fn remove(&mut self, receipt: &Receipt) -> Option<Delivery> {
+        let (delivery, host) = self.deliveries.remove(&receipt.0)?;
+        release(&mut self.by_endpoint, &delivery.endpoint);
+        release(&mut self.by_host, &host);
+        Some(delivery)
+    }
+}
+
+fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+/// Host and port: endpoints with the same one share a limit.
+fn host(url: &str) -> String {
+    let parsed = Url::parse(url).ok();
+    parsed
+        .and_then(|url| Some(format!("{}:{}", url.host_str()?, url.port_or_known_default().unwrap_or(0))))
+        .unwrap_or_default()
+}
+
+fn queue_error(error: StoreError) -> QueueError {
+    QueueError::Unavailable(Box::new(error))
+}
+
+fn queue_error_of(error: &StoreError) -> QueueError {
+    QueueError::Unavailable(error.to_string().into())
+}
+
+#[async_trait]
+impl Queue for OutboxQueue {
+    fn name(&self) -> &str {
+        QUEUE
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            durable: true,
+            ordered: false,
+            fenced: true,
+            shared: true,
+            cancel_safe: false,
+            messages_per_request: 1,
+            dead_letters_per_read: 1,
+            body_bytes_max: 0,
+            delay_max: Duration::MAX,
+        }
+    }
+
+    /// Events are written by the store, with the change that they report.
+    async fn send(&self, messages: &[Outgoing]) -> Vec<Result<MessageId, QueueError>> {
+        messages.iter().map(|_| Err(QueueError::Unavailable("the store writes the events itself".into()))).collect()
+    }
+
+    async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError> {
+        let until = self.clock.instant() + wait;
+        loop {
+            let leased = self.lease_due(max).await?;
+            let now = self.clock.instant();
+            if !leased.is_empty() || now >= until {
+                return Ok(leased);
+            }
+            self.clock.sleep(POLL.min(until - now)).await;
+        }
+    }
+
+    async fn ack(&self, receipts: &[Receipt]) -> Vec<Result<(), QueueError>> {
+        let mut in_flight = self.lock();
+        receipts
+            .iter()
+            .map(|receipt| {
+                in_flight.remove(receipt);
+                Ok(())
+            })
+            .collect()
+    }
+
+    async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {
+        self.give_back(entries.iter().map(|(receipt, _)| receipt.clone()).collect()).await
+    }
+
+    /// A delivery is given up by what is stored of its attempts alone.
+    async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
+        self.give_back(entries.iter().map(|(receipt, _)| receipt.clone()).collect()).await
+    }
+
+    /// A lease is longer than an attempt.
+    async fn extend(&self, receipts: &[Receipt], _: Duration) -> Vec<Result<(), QueueError>> {
+        receipts.iter().map(|_| Ok(())).collect()
+    }
+
+    fn lease(&self) -> Duration {
+        LEASE
+    }
+
+    async fn depth(&self) -> Result<Depth, QueueError> {
+        let now = self.clock.now();
+        let counts = self.store.notification_counts(now).await.map_err(queue_error)?;
+        let in_flight = self.lock().deliveries.len() as u64;
+        let oldest_age = counts.oldest_waiting.map(|since| now.since(since));
+        Ok(Depth { ready: counts.waiting.saturating_sub(in_flight), in_flight, oldest_age, ..Depth::default() })
+    }
+
+    async fn dead_letters(&self, _: Option<&MessageId>, _: usize) -> Result<Vec<DeadLetter>, QueueError> {
+        Ok(Vec::new())
+    }
+
+    async fn replay(&self, ids: &[MessageId], _: Duration) -> Vec<Result<(), QueueError>> {
+        ids.iter().map(|_| Err(QueueError::NotFound)).collect()
+    }
+
+    async fn discard(&self, ids: &[MessageId]) -> Vec<Result<(), QueueError>> {
+        ids.iter().map(|_| Err(QueueError::NotFound)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::timestamp::Timestamp;
+
+    fn due(id: u128, url: &str, failures: u32) -> DueEndpoint {
+        DueEndpoint { id: EndpointId(Uuid::from_u128(id)), url: url.to_owned(), failures, since: Timestamp(0) }
+    }
+
+    fn places(in_flight: &InFlight, due: &[DueEndpoint], max: usize) -> Vec<usize> {
+        let given = in_flight.places(due, max);
+        due.iter().map(|due| given.iter().find(|(id, _)| *id == due.id).map_or(0, |(_, places)| *places)).collect()
+    }
+
+    #[test]
+    fn endpoints_take_turns_and_none_gets_more_than_its_limit() {
+        let three = [due(1, "https://a/", 0), due(2, "https://b/", 0), due(3, "https://c/", 0)];
+        assert_eq!(places(&InFlight::default(), &three, 5), [2, 2, 1]);
+        assert_eq!(places(&InFlight::default(), &three, 100), [ENDPOINT_MAX; 3]);
+        let failing = [due(1, "https://a/", FAILURES_BEFORE_PAUSE), due(2, "https://b/", 1)];
+        assert_eq!(places(&InFlight::default(), &failing, 100), [1, ENDPOINT_MAX]);
+    }
+
+    #[test]
+    fn endpoints_of_one_host_share_a_limit() {
+        let many: Vec<_> = (0..20).map(|id| due(id, "https://a/hook", 0)).collect();
+        assert_eq!(places(&InFlight::default(), &many, 100).iter().sum::<usize>(), HOST_MAX);
+    }
+
+    #[test]
+    fn what_is_in_flight_counts() {
+        let one = [due(1, "https://a/", 0)];
+        let in_flight = InFlight {
+            by_endpoint: HashMap::from([(one[0].id, 3)]),
+            by_host: HashMap::from([("a:443".to_owned(), 3)]),
+            ..InFlight::default()
+        };
+        assert_eq!(places(&in_flight, &one, 100), [1]);
+    }
+}

@@ -1,0 +1,125 @@
+//! Writes the events of a group of moves inside the commit that saves the moves, with a delivery for each endpoint that asks
+//! for them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::accept::chunks;
+use super::columns::{datetime, id};
+use crate::relay::state::event::{Event, EventType};
+use crate::relay::store::notifications::EVERY_KEY;
+
+/// What an endpoint asks for.
+struct Subscription {
+    endpoint: String,
+    /// Names of events, separated by commas.
+    events: String,
+    enabled: bool,
+}
+
+impl Subscription {
+    fn wants(&self, kind: EventType) -> bool {
+        self.events.split(',').any(|name| name == kind.name())
+    }
+}
+
+/// Writes these events as far as endpoints of their API keys ask for them. A disabled endpoint gets no delivery, but can
+/// have the event delivered once it is enabled.
+pub(super) async fn write(connection: &mut MySqlConnection, events: &[&Event]) -> Result<(), sqlx::Error> {
+    if events.is_empty() {
+        return Ok(());
+    }
+    let subscriptions = subscriptions(connection, events).await?;
+    if subscriptions.is_empty() {
+        return Ok(());
+    }
+    let (mut wanted, mut deliveries) = (Vec::new(), Vec::new());
+    for event in events {
+        let own = subscriptions.get(event.api_key.as_bytes());
+        let asking = own.into_iter().chain(subscriptions.get(EVERY_KEY.as_bytes())).flatten();
+        let asking: Vec<_> = asking.filter(|subscription| subscription.wants(event.kind)).collect();
+        if !asking.is_empty() {
+            wanted.push(*event);
+        }
+        let enabled = asking.into_iter().filter(|subscription| subscription.enabled);
+        deliveries.extend(enabled.map(|subscription| (subscription.endpoint.as_str(), *event)));
+    }
+    put_events(connection, &wanted).await?;
+    put_deliveries(connection, &deliveries).await
+}
+
+async fn subscriptions(
+    connection: &mut MySqlConnection,
+    events: &[&Event],
+) -> Result<HashMap<Vec<u8>, Vec<Subscription>>, sqlx::Error> {
+    let mut keys: BTreeSet<&[u8]> = events.iter().map(|event| event.api_key.as_bytes()).collect();
+    keys.insert(EVERY_KEY.as_bytes());
+    let places = vec!["?"; keys.len().next_power_of_two()].join(", ");
+    let sql =
+        format!("SELECT api_key, id, events, disabled_at IS NULL FROM webhook_endpoints WHERE api_key IN ({places})");
+    let padded = keys.iter().copied().chain(std::iter::repeat(EVERY_KEY.as_bytes()));
+    let statement = padded
+        .take(keys.len().next_power_of_two())
+        .fold(sqlx::query(AssertSqlSafe(sql)), |statement, key| statement.bind(key));
+    let mut found: HashMap<Vec<u8>, Vec<Subscription>> = HashMap::new();
+    for row in statement.fetch_all(connection).await? {
+        let subscription = Subscription {
+            endpoint: row.try_get(1)?,
+            events: row.try_get(2)?,
+            enabled: row.try_get::<i64, _>(3)? != 0,
+        };
+        found.entry(row.try_get(0)?).or_default().push(subscription);
+    }
+    Ok(found)
+}
+
+/// An event that is there already is the same event.
+pub(super) async fn put_events(connection: &mut MySqlConnection, events: &[&Event]) -> Result<(), sqlx::Error> {
+    for some in chunks(events) {
+        let values = vec!["(?, ?, ?, ?, ?, ?, ?)"; some.len()].join(", ");
+        let sql = format!(
+            "INSERT INTO events (id, api_key, transaction_id, position, type, created_at, payload) VALUES {values} \
+             ON DUPLICATE KEY UPDATE id = VALUES(id)"
+        );
+        let mut statement = sqlx::query(AssertSqlSafe(sql));
+        for event in some {
+            statement = statement
+                .bind(&event.id.0)
+                .bind(event.api_key.as_bytes())
+                .bind(id(event.transaction))
+                .bind(event.position)
+                .bind(event.kind.name())
+                .bind(datetime(event.at))
+                .bind(&event.payload);
+        }
+        statement.execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn put_deliveries(
+    connection: &mut MySqlConnection,
+    deliveries: &[(&str, &Event)],
+) -> Result<(), sqlx::Error> {
+    for some in chunks(deliveries) {
+        let values = vec!["(?, ?, ?, ?, ?, ?, 0)"; some.len()].join(", ");
+        let sql = format!(
+            "INSERT INTO webhook_deliveries \
+             (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) VALUES {values} \
+             ON DUPLICATE KEY UPDATE event_id = VALUES(event_id)"
+        );
+        let mut statement = sqlx::query(AssertSqlSafe(sql));
+        for (endpoint, event) in some {
+            statement = statement
+                .bind(endpoint)
+                .bind(&event.id.0)
+                .bind(id(event.transaction))
+                .bind(event.position)
+                .bind(datetime(event.at))
+                .bind(datetime(event.at));
+        }
+        statement.execute(&mut *connection).await?;
+    }
+    Ok(())
+}

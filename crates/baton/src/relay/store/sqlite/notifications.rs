@@ -1,0 +1,549 @@
+//! Endpoints, deliveries and attempts on the embedded engine: the same functions in the same order as in
+//! [`crate::relay::store::mysql`].
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use uuid::Uuid;
+
+use super::SqliteStore;
+use super::outbox::{put_delivery, put_event};
+use super::statements::add_step;
+use crate::config::Secret;
+use crate::relay::state::event::{Event, EventId, EventType};
+use crate::relay::state::transaction::TransactionId;
+use crate::relay::store::StoreError;
+use crate::relay::store::notifications::{
+    Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, DueEndpoint, EVERY_KEY, Endpoint, EndpointCounts,
+    EndpointId, EndpointThen, NotificationCounts, NotificationStore, REQUEUED_AT_ONCE, Requeue, event_names,
+    parse_events,
+};
+use crate::timestamp::Timestamp;
+
+const ENDPOINT: &str = "id, api_key, url, events, description, secret, previous_secret, previous_until, version, \
+     created_at, updated_at, disabled_at, disabled_reason, failing_since, failures, paused_until";
+
+#[async_trait]
+impl NotificationStore for SqliteStore {
+    async fn put_endpoint(&self, endpoint: &Endpoint, max: usize) -> Result<bool, StoreError> {
+        let endpoint = endpoint.clone();
+        self.write(move |connection| {
+            let others: usize = connection
+                .prepare_cached("SELECT COUNT(*) FROM webhook_endpoints WHERE api_key = ?1 AND id <> ?2")?
+                .query_row(params![endpoint.owner, endpoint.id.0.as_bytes()], |row| row.get(0))?;
+            if others >= max {
+                return Ok(false);
+            }
+            put_endpoint(connection, &endpoint)?;
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn endpoint(&self, id: EndpointId) -> Result<Option<Endpoint>, StoreError> {
+        self.read(move |connection| {
+            connection
+                .prepare_cached(&format!("SELECT {ENDPOINT} FROM webhook_endpoints WHERE id = ?1"))?
+                .query_row([id.0.as_bytes()], read_endpoint)
+                .optional()
+        })
+        .await
+    }
+
+    async fn endpoints(&self, owner: Option<&str>) -> Result<Vec<Endpoint>, StoreError> {
+        let owner = owner.map(str::to_owned);
+        self.read(move |connection| {
+            let sql = format!(
+                "SELECT {ENDPOINT} FROM webhook_endpoints WHERE ?1 IS NULL OR api_key = ?1 ORDER BY created_at, id"
+            );
+            let mut statement = connection.prepare_cached(&sql)?;
+            statement.query_map([owner], read_endpoint)?.collect()
+        })
+        .await
+    }
+
+    async fn change_endpoint(&self, endpoint: &Endpoint) -> Result<bool, StoreError> {
+        let endpoint = endpoint.clone();
+        self.write(move |connection| {
+            let (previous, until) = previous(&endpoint);
+            let (disabled_at, reason) = disabled(&endpoint);
+            // The expressions see the row as it was.
+            let changed = connection
+                .prepare_cached(
+                    "UPDATE webhook_endpoints SET url = ?3, events = ?4, description = ?5, secret = ?6, \
+                     previous_secret = ?7, previous_until = ?8, updated_at = ?9, version = ?2 + 1, \
+                     failing_since = CASE WHEN disabled_at IS NOT NULL AND ?10 IS NULL THEN NULL ELSE failing_since END, \
+                     failures = CASE WHEN disabled_at IS NOT NULL AND ?10 IS NULL THEN 0 ELSE failures END, \
+                     paused_until = CASE WHEN disabled_at IS NOT NULL AND ?10 IS NULL THEN NULL ELSE paused_until END, \
+                     disabled_at = ?10, disabled_reason = ?11 WHERE id = ?1 AND version = ?2",
+                )?
+                .execute(params![
+                    endpoint.id.0.as_bytes(),
+                    endpoint.version,
+                    endpoint.url,
+                    event_names(&endpoint.events),
+                    endpoint.description,
+                    endpoint.secret.expose(),
+                    previous,
+                    until,
+                    endpoint.updated_at.0,
+                    disabled_at,
+                    reason
+                ])?;
+            Ok(changed > 0)
+        })
+        .await
+    }
+
+    async fn delete_endpoint(&self, id: EndpointId) -> Result<bool, StoreError> {
+        self.write(move |connection| {
+            let id = id.0.as_bytes();
+            let deleted = connection.execute("DELETE FROM webhook_endpoints WHERE id = ?1", [id])?;
+            connection.execute("DELETE FROM webhook_deliveries WHERE endpoint_id = ?1", [id])?;
+            connection.execute("DELETE FROM webhook_attempts WHERE endpoint_id = ?1", [id])?;
+            Ok(deleted > 0)
+        })
+        .await
+    }
+
+    async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT id, url, failures, since FROM (SELECT id, url, failures, \
+                 (SELECT due_at FROM webhook_deliveries WHERE endpoint_id = endpoint.id AND due_at IS NOT NULL \
+                  ORDER BY due_at LIMIT 1) AS since \
+                 FROM webhook_endpoints AS endpoint \
+                 WHERE disabled_at IS NULL AND (paused_until IS NULL OR paused_until <= ?1)) \
+                 WHERE since <= ?1 ORDER BY since",
+            )?;
+            let due = statement.query_map([now.0], |row| {
+                Ok(DueEndpoint {
+                    id: endpoint_id(row.get(0)?),
+                    url: row.get(1)?,
+                    failures: row.get(2)?,
+                    since: Timestamp(row.get(3)?),
+                })
+            })?;
+            due.collect()
+        })
+        .await
+    }
+
+    async fn lease_deliveries(
+        &self,
+        places: &[(EndpointId, usize)],
+        now: Timestamp,
+        until: Timestamp,
+        lease: Uuid,
+    ) -> Result<Vec<Delivery>, StoreError> {
+        let places = places.to_vec();
+        self.write(move |connection| {
+            let mut leased = Vec::new();
+            let mut due = connection.prepare_cached(
+                "SELECT event_id, type, delivery.transaction_id, delivery.position, events.created_at, attempts, payload \
+                 FROM webhook_deliveries AS delivery JOIN events ON events.id = event_id \
+                 WHERE endpoint_id = ?1 AND due_at <= ?2 AND NOT EXISTS (SELECT 1 FROM webhook_deliveries AS earlier \
+                  WHERE earlier.endpoint_id = ?1 AND earlier.transaction_id = delivery.transaction_id \
+                  AND earlier.position < delivery.position AND earlier.due_at IS NOT NULL) \
+                 ORDER BY due_at LIMIT ?3",
+            )?;
+            let mut take = connection.prepare_cached(
+                "UPDATE webhook_deliveries SET due_at = ?3, lease = ?4 WHERE endpoint_id = ?1 AND event_id = ?2",
+            )?;
+            for (endpoint, max) in places {
+                let max = i64::try_from(max).unwrap_or(i64::MAX);
+                let found = due.query_map(params![endpoint.0.as_bytes(), now.0, max], |row| {
+                    let kind: String = row.get(1)?;
+                    Ok(Delivery {
+                        endpoint,
+                        event: EventId(row.get(0)?),
+                        kind: EventType::parse(&kind).unwrap_or(EventType::Test),
+                        transaction: TransactionId(Uuid::from_bytes(row.get(2)?)),
+                        position: row.get(3)?,
+                        created_at: Timestamp(row.get(4)?),
+                        attempts: row.get(5)?,
+                        payload: row.get(6)?,
+                        lease,
+                    })
+                })?;
+                for delivery in found.collect::<Result<Vec<_>, _>>()? {
+                    take.execute(params![endpoint.0.as_bytes(), delivery.event.0, until.0, lease.as_bytes()])?;
+                    leased.push(delivery);
+                }
+            }
+            Ok(leased)
+        })
+        .await
+    }
+
+    async fn return_deliveries(&self, deliveries: &[Delivery], now: Timestamp) -> Result<(), StoreError> {
+        let deliveries = deliveries.to_vec();
+        self.write(move |connection| {
+            let mut give_back = connection.prepare_cached(
+                "UPDATE webhook_deliveries SET due_at = ?3, lease = NULL \
+                 WHERE endpoint_id = ?1 AND event_id = ?2 AND lease = ?4 AND due_at IS NOT NULL",
+            )?;
+            for delivery in &deliveries {
+                let endpoint = delivery.endpoint.0.as_bytes();
+                give_back.execute(params![endpoint, delivery.event.0, now.0, delivery.lease.as_bytes()])?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError> {
+        let record = record.clone();
+        self.write(move |connection| record_attempt(connection, &record)).await
+    }
+
+    async fn put_test(&self, endpoint: EndpointId, event: &Event) -> Result<(), StoreError> {
+        let event = event.clone();
+        self.write(move |connection| {
+            put_event(connection, &event)?;
+            put_delivery(connection, endpoint.0.as_bytes(), &event)
+        })
+        .await
+    }
+
+    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<u64, StoreError> {
+        let Some(found) = self.endpoint(endpoint).await? else { return Ok(0) };
+        match what {
+            Requeue::Event(event) => {
+                let event = event.clone();
+                self.write(move |connection| requeue_event(connection, &found, &event, now)).await
+            }
+            Requeue::Since(since) => {
+                let (mut all, since) = (0, *since);
+                loop {
+                    let found = found.clone();
+                    let some = self.write(move |connection| requeue_since(connection, &found, since, now)).await?;
+                    all += some;
+                    if some == 0 {
+                        return Ok(all);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn attempts(
+        &self,
+        endpoint: EndpointId,
+        before: Option<Uuid>,
+        max: usize,
+    ) -> Result<Vec<Attempt>, StoreError> {
+        let before = before.unwrap_or(Uuid::max());
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT id, event_id, number, at, duration_ms, status, error, answer FROM webhook_attempts \
+                 WHERE endpoint_id = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3",
+            )?;
+            let max = i64::try_from(max).unwrap_or(i64::MAX);
+            let found = statement.query_map(params![endpoint.0.as_bytes(), before.as_bytes(), max], |row| {
+                Ok(Attempt {
+                    id: Uuid::from_bytes(row.get(0)?),
+                    event: EventId(row.get(1)?),
+                    number: row.get(2)?,
+                    at: Timestamp(row.get(3)?),
+                    duration: Duration::from_millis(row.get(4)?),
+                    status: row.get(5)?,
+                    error: row.get(6)?,
+                    answer: row.get(7)?,
+                })
+            })?;
+            found.collect()
+        })
+        .await
+    }
+
+    async fn notification_counts(&self, _: Timestamp) -> Result<NotificationCounts, StoreError> {
+        self.read(|connection| {
+            let (waiting, oldest): (u64, Option<i64>) = connection
+                .prepare_cached(
+                    "SELECT COUNT(*), MIN(created_at) FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
+                     WHERE due_at IS NOT NULL",
+                )?
+                .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let (enabled, disabled, failing) = connection
+                .prepare_cached(
+                    "SELECT COUNT(*) FILTER (WHERE disabled_at IS NULL), COUNT(*) FILTER (WHERE disabled_at IS NOT NULL), \
+                     COUNT(*) FILTER (WHERE disabled_at IS NULL AND failures > 0) FROM webhook_endpoints",
+                )?
+                .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            let oldest_waiting = oldest.map(Timestamp);
+            Ok(NotificationCounts { waiting, oldest_waiting, enabled, disabled, failing })
+        })
+        .await
+    }
+
+    async fn endpoint_counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, StoreError> {
+        self.read(move |connection| {
+            let count = |sql: &str| {
+                connection.prepare_cached(sql)?.query_row([endpoint.0.as_bytes()], |row| row.get::<_, u64>(0))
+            };
+            Ok(EndpointCounts {
+                waiting: count(
+                    "SELECT COUNT(*) FROM webhook_deliveries WHERE endpoint_id = ?1 AND due_at IS NOT NULL",
+                )?,
+                given_up: count(
+                    "SELECT COUNT(*) FROM webhook_deliveries WHERE endpoint_id = ?1 AND ended = 'given-up'",
+                )?,
+            })
+        })
+        .await
+    }
+
+    async fn forget_notifications(&self, before: Timestamp, max: usize) -> Result<u64, StoreError> {
+        const DELETES: [&str; 3] = [
+            "DELETE FROM webhook_deliveries WHERE (endpoint_id, event_id) IN \
+             (SELECT endpoint_id, event_id FROM webhook_deliveries WHERE ended_at < ?1 ORDER BY ended_at LIMIT ?2)",
+            "DELETE FROM webhook_attempts WHERE (endpoint_id, id) IN \
+             (SELECT endpoint_id, id FROM webhook_attempts WHERE at < ?1 ORDER BY at LIMIT ?2)",
+            "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE created_at < ?1 AND NOT EXISTS \
+             (SELECT 1 FROM webhook_deliveries WHERE event_id = events.id) ORDER BY created_at LIMIT ?2)",
+        ];
+        self.write(move |connection| {
+            let max = i64::try_from(max).unwrap_or(i64::MAX);
+            let mut deleted = 0;
+            for sql in DELETES {
+                deleted += connection.prepare_cached(sql)?.execute(params![before.0, max])?;
+            }
+            Ok(deleted as u64)
+        })
+        .await
+    }
+}
+
+fn put_endpoint(connection: &Connection, endpoint: &Endpoint) -> Result<(), rusqlite::Error> {
+    let (previous, until) = previous(endpoint);
+    let (disabled_at, reason) = disabled(endpoint);
+    connection
+        .prepare_cached(&format!(
+            "INSERT OR REPLACE INTO webhook_endpoints ({ENDPOINT}) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)"
+        ))?
+        .execute(params![
+            endpoint.id.0.as_bytes(),
+            endpoint.owner,
+            endpoint.url,
+            event_names(&endpoint.events),
+            endpoint.description,
+            endpoint.secret.expose(),
+            previous,
+            until,
+            endpoint.version,
+            endpoint.created_at.0,
+            endpoint.updated_at.0,
+            disabled_at,
+            reason,
+            endpoint.failing_since.map(|at| at.0),
+            endpoint.failures,
+            endpoint.paused_until.map(|at| at.0)
+        ])?;
+    Ok(())
+}
+
+fn previous(endpoint: &Endpoint) -> (Option<&str>, Option<i64>) {
+    endpoint.previous_secret.as_ref().map(|(secret, until)| (secret.expose(), until.0)).unzip()
+}
+
+fn disabled(endpoint: &Endpoint) -> (Option<i64>, Option<&str>) {
+    endpoint.disabled.as_ref().map(|disabled| (disabled.at.0, disabled.reason.as_str())).unzip()
+}
+
+fn read_endpoint(row: &Row<'_>) -> Result<Endpoint, rusqlite::Error> {
+    let previous: Option<String> = row.get(6)?;
+    let until: Option<i64> = row.get(7)?;
+    let disabled_at: Option<i64> = row.get(11)?;
+    let reason: Option<String> = row.get(12)?;
+    Ok(Endpoint {
+        id: endpoint_id(row.get(0)?),
+        owner: row.get(1)?,
+        url: row.get(2)?,
+        events: parse_events(&row.get::<_, String>(3)?),
+        description: row.get(4)?,
+        secret: Secret::new(row.get::<_, String>(5)?),
+        previous_secret: previous.zip(until).map(|(secret, until)| (Secret::new(secret), Timestamp(until))),
+        version: row.get(8)?,
+        created_at: Timestamp(row.get(9)?),
+        updated_at: Timestamp(row.get(10)?),
+        disabled: disabled_at.map(|at| Disabled { at: Timestamp(at), reason: reason.unwrap_or_default() }),
+        failing_since: row.get::<_, Option<i64>>(13)?.map(Timestamp),
+        failures: row.get(14)?,
+        paused_until: row.get::<_, Option<i64>>(15)?.map(Timestamp),
+    })
+}
+
+fn endpoint_id(bytes: [u8; 16]) -> EndpointId {
+    EndpointId(Uuid::from_bytes(bytes))
+}
+
+fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<(), rusqlite::Error> {
+    let AttemptRecord { delivery, attempt, then, endpoint: endpoint_then, now } = record;
+    let endpoint = delivery.endpoint.0.as_bytes();
+    connection
+        .prepare_cached(
+            "INSERT INTO webhook_attempts (endpoint_id, id, event_id, number, at, duration_ms, status, error, answer) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (endpoint_id, id) DO NOTHING",
+        )?
+        .execute(params![
+            endpoint,
+            attempt.id.as_bytes(),
+            attempt.event.0,
+            attempt.number,
+            attempt.at.0,
+            u64::try_from(attempt.duration.as_millis()).unwrap_or(u64::MAX >> 1),
+            attempt.status,
+            attempt.error,
+            attempt.answer
+        ])?;
+    let key = params![endpoint, delivery.event.0, delivery.lease.as_bytes(), now.0];
+    let moved = match then {
+        DeliveryThen::Delivered => connection
+            .prepare_cached(
+                "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, attempts = attempts + 1, ended_at = ?4, \
+                 ended = 'delivered' WHERE endpoint_id = ?1 AND event_id = ?2 AND (lease = ?3 OR ended IS NULL \
+                 OR ended <> 'delivered')",
+            )?
+            .execute(key)?,
+        DeliveryThen::GivenUp => connection
+            .prepare_cached(
+                "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, attempts = attempts + 1, ended_at = ?4, \
+                 ended = 'given-up' WHERE endpoint_id = ?1 AND event_id = ?2 AND lease = ?3 AND due_at IS NOT NULL",
+            )?
+            .execute(key)?,
+        DeliveryThen::RetryAt(at) => connection
+            .prepare_cached(
+                "UPDATE webhook_deliveries SET due_at = ?4, lease = NULL, attempts = attempts + 1 \
+                 WHERE endpoint_id = ?1 AND event_id = ?2 AND lease = ?3 AND due_at IS NOT NULL",
+            )?
+            .execute(params![endpoint, delivery.event.0, delivery.lease.as_bytes(), at.0])?,
+    };
+    if moved == 0 {
+        return Ok(());
+    }
+    move_later_events(connection, delivery, *then, *now)?;
+    change_health(connection, delivery.endpoint, endpoint_then, attempt.at, *now)?;
+    if let Some(step) = record.step() {
+        add_step(connection, delivery.transaction, &step, *now)?;
+    }
+    Ok(())
+}
+
+/// Later events of the transaction wait with a failed one, and follow an ended one at once.
+fn move_later_events(
+    connection: &Connection,
+    delivery: &Delivery,
+    then: DeliveryThen,
+    now: Timestamp,
+) -> Result<(), rusqlite::Error> {
+    let (condition, due) = match then {
+        DeliveryThen::RetryAt(at) => ("due_at < ?4", at),
+        DeliveryThen::Delivered | DeliveryThen::GivenUp => ("due_at > ?4", now),
+    };
+    let sql = format!(
+        "UPDATE webhook_deliveries SET due_at = ?4 WHERE endpoint_id = ?1 AND transaction_id = ?2 AND position > ?3 \
+         AND due_at IS NOT NULL AND lease IS NULL AND {condition}"
+    );
+    let (endpoint, transaction) = (delivery.endpoint.0.as_bytes(), delivery.transaction.0.as_bytes());
+    connection.prepare_cached(&sql)?.execute(params![endpoint, transaction, delivery.position, due.0])?;
+    Ok(())
+}
+
+fn change_health(
+    connection: &Connection,
+    endpoint: EndpointId,
+    then: &EndpointThen,
+    at: Timestamp,
+    now: Timestamp,
+) -> Result<(), rusqlite::Error> {
+    let id = endpoint.0.as_bytes();
+    match then {
+        EndpointThen::Works => {
+            connection
+                .prepare_cached(
+                    "UPDATE webhook_endpoints SET failing_since = NULL, failures = 0, paused_until = NULL \
+                     WHERE id = ?1 AND (failures > 0 OR paused_until IS NOT NULL)",
+                )?
+                .execute([id])?;
+        }
+        EndpointThen::Fails { paused_until } => {
+            connection
+                .prepare_cached(
+                    "UPDATE webhook_endpoints SET failing_since = COALESCE(failing_since, ?2), failures = failures + 1, \
+                     paused_until = ?3 WHERE id = ?1",
+                )?
+                .execute(params![id, at.0, paused_until.map(|until| until.0)])?;
+        }
+        EndpointThen::Disable { reason } => {
+            connection
+                .prepare_cached(
+                    "UPDATE webhook_endpoints SET disabled_at = ?2, disabled_reason = ?3, updated_at = ?2, \
+                     version = version + 1 WHERE id = ?1 AND disabled_at IS NULL",
+                )?
+                .execute(params![id, now.0, reason])?;
+            connection
+                .prepare_cached(
+                    "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?2, ended = 'given-up' \
+                     WHERE endpoint_id = ?1 AND due_at IS NOT NULL",
+                )?
+                .execute(params![id, now.0])?;
+        }
+    }
+    Ok(())
+}
+
+fn requeue_event(
+    connection: &Connection,
+    endpoint: &Endpoint,
+    event: &EventId,
+    now: Timestamp,
+) -> Result<u64, rusqlite::Error> {
+    let added = connection.execute(
+        "INSERT INTO webhook_deliveries (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
+         SELECT ?1, id, transaction_id, position, created_at, ?3, 0 FROM events \
+         WHERE id = ?2 AND (api_key = ?4 OR ?4 = ?5) ON CONFLICT (endpoint_id, event_id) DO NOTHING",
+        params![endpoint.id.0.as_bytes(), event.0, now.0, endpoint.owner, EVERY_KEY],
+    )?;
+    let again = connection.execute(
+        "UPDATE webhook_deliveries SET due_at = ?3, lease = NULL, attempts = 0, ended_at = NULL, ended = NULL \
+         WHERE endpoint_id = ?1 AND event_id = ?2 AND EXISTS (SELECT 1 FROM events WHERE id = ?2)",
+        params![endpoint.id.0.as_bytes(), event.0, now.0],
+    )?;
+    Ok(u64::from(added + again > 0))
+}
+
+/// Some of the events that the endpoint has missed; 0 once there are none left.
+fn requeue_since(
+    connection: &Connection,
+    endpoint: &Endpoint,
+    since: Timestamp,
+    now: Timestamp,
+) -> Result<u64, rusqlite::Error> {
+    let id = endpoint.id.0.as_bytes();
+    let max = i64::try_from(REQUEUED_AT_ONCE).unwrap_or(i64::MAX);
+    let again = connection.execute(
+        "UPDATE webhook_deliveries SET due_at = ?3, lease = NULL, attempts = 0, ended_at = NULL, ended = NULL \
+         WHERE endpoint_id = ?1 AND event_id IN (SELECT event_id FROM webhook_deliveries \
+          WHERE endpoint_id = ?1 AND ended = 'given-up' AND created_at >= ?2 LIMIT ?4)",
+        params![id, since.0, now.0, max],
+    )?;
+    let added = connection.execute(
+        "INSERT INTO webhook_deliveries (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
+         SELECT ?1, id, transaction_id, position, created_at, ?3, 0 FROM events \
+         WHERE (api_key = ?5 OR ?5 = ?6) AND created_at >= ?2 AND instr(?7, ',' || type || ',') > 0 \
+         AND NOT EXISTS (SELECT 1 FROM webhook_deliveries WHERE endpoint_id = ?1 AND event_id = events.id) LIMIT ?4",
+        params![
+            id,
+            since.0,
+            now.0,
+            max,
+            endpoint.owner,
+            EVERY_KEY,
+            format!(",{},", event_names(&endpoint.events))
+        ],
+    )?;
+    Ok((again + added) as u64)
+}
