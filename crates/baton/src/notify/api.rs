@@ -111,7 +111,7 @@ async fn register(
     let Endpoint { id, owner, .. } = &endpoint;
     // Only the host: the rest of a URL may be a secret of its receiver.
     let host = url.parsed.host_str().unwrap_or_default();
-    info!(action = "endpoint_registered", endpoint = %id, key = owner, host, "{owner} registered an endpoint at {host}");
+    info!(action = "endpoint_registered", endpointId = %id, key = owner, host, "{owner} registered an endpoint at {host}");
     let location = format!("/api/v1/webhooks/endpoints/{id}");
     let mut answer = show_endpoint(&endpoint, now);
     answer["secret"] = json!(endpoint.secret.expose());
@@ -170,7 +170,7 @@ async fn change(
         }
     };
     let endpoint = state.change(&caller, id, alter).await?;
-    info!(action = "endpoint_changed", endpoint = %id, key = caller, "{caller} changed an endpoint");
+    info!(action = "endpoint_changed", endpointId = %id, key = caller, "{caller} changed an endpoint");
     Ok(Json(show_endpoint(&endpoint, now)))
 }
 
@@ -183,7 +183,7 @@ async fn delete(
     if !state.store.delete_endpoint(id).await.map_err(unsaved)? {
         return Err(no_endpoint(id));
     }
-    info!(action = "endpoint_deleted", endpoint = %id, key = caller, "{caller} deleted an endpoint");
+    info!(action = "endpoint_deleted", endpointId = %id, key = caller, "{caller} deleted an endpoint");
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -202,7 +202,7 @@ async fn rotate(
         endpoint.previous_secret = until.map(|until| (previous, until));
     };
     state.change(&caller, id, alter).await?;
-    info!(action = "endpoint_secret_rotated", endpoint = %id, key = caller, "{caller} rotated an endpoint's secret");
+    info!(action = "endpoint_secret_rotated", endpointId = %id, key = caller, "{caller} rotated an endpoint's secret");
     let answer = json!({ "id": id.to_string(), "secret": secret.expose(), "previousSecretValidUntil": until });
     Ok(([NO_STORE], Json(answer)).into_response())
 }
@@ -298,7 +298,7 @@ impl WebhookApi {
 
     async fn requeue(&self, endpoint: &Endpoint, what: &Requeue) -> Result<u64, Problem> {
         let queued = self.store.requeue(endpoint.id, what, self.clock.now()).await.map_err(unsaved)?;
-        info!(action = "events_requeued", endpoint = %endpoint.id, key = endpoint.owner, queued, "events are due again");
+        info!(action = "events_requeued", endpointId = %endpoint.id, key = endpoint.owner, queued, "events are due again");
         Ok(queued)
     }
 
