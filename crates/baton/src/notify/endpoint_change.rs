@@ -5,7 +5,7 @@ use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{Disabled, Endpoint, EndpointId, NotificationStore};
 use crate::timestamp::Timestamp;
 
-/// Tries before a change gives way to the others. Owners change their endpoints rarely.
+/// Tries before a change is refused. Owners change their endpoints rarely, so that a second try nearly always succeeds.
 const TRIES_MAX: u32 = 5;
 
 /// The result of a change.
@@ -42,7 +42,7 @@ pub async fn change_endpoint(
     Ok(Changed::Outrun)
 }
 
-/// Lets an endpoint get events again, with its failures forgotten.
+/// Resumes deliveries to a disabled endpoint and resets its count of failures, as the store does.
 pub fn enable(endpoint: &mut Endpoint) {
     if endpoint.disabled.take().is_some() {
         endpoint.failing_since = None;
@@ -51,7 +51,7 @@ pub fn enable(endpoint: &mut Endpoint) {
     }
 }
 
-/// Lets an endpoint get nothing from now on. One that is disabled already keeps its first reason.
+/// Stops deliveries to an endpoint. One that is disabled already keeps its first reason.
 pub fn disable(endpoint: &mut Endpoint, reason: &str, now: Timestamp) {
     endpoint.disabled.get_or_insert_with(|| Disabled { at: now, reason: reason.to_owned() });
 }
