@@ -266,6 +266,8 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
         ("RELAYER_HEALTH_INTERVAL_MS", "1000"),
         ("RELAYER_RATE_PER_SECOND", "0"),
         ("RELAYER_MAX_IN_FLIGHT", "100000"),
+        // Receivers of a `dev` are on this machine.
+        ("WEBHOOK_ALLOW_PRIVATE", "true"),
     ];
     // The relayers and the checks before submission use the same chain.
     defaults.extend(rpc.map(|rpc| ("RPC_URL", rpc)));
@@ -331,6 +333,14 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     say!();
     say!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H \"X-API-Key: {key}\"");
     say!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H \"X-API-Key: {key}\"");
+    say!();
+    say!("Get notified: listen in another terminal, register that address, and send a transaction:");
+    say!();
+    say!("  baton webhooks listen");
+    say!(
+        "  curl -s http://{api}/api/v1/webhooks/register -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \
+         -d '{{\"url\":\"http://127.0.0.1:8080\"}}'"
+    );
     say!();
     say!("Enrol a user:");
     say!();

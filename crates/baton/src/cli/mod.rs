@@ -8,6 +8,8 @@ mod migrate;
 mod output;
 mod service;
 mod tx;
+mod webhook_listener;
+mod webhooks;
 
 use std::process::ExitCode;
 
@@ -65,6 +67,9 @@ enum Command {
     /// Show, watch and list transactions, and resolve unknown outcomes
     #[command(subcommand)]
     Tx(tx::TxCommand),
+    /// List, repair and disable clients' webhook endpoints, or receive webhooks on this machine
+    #[command(subcommand)]
+    Webhooks(webhooks::WebhooksCommand),
     /// Write the files that list the environment variables
     #[command(subcommand, hide = true)]
     Config(config::ConfigCommand),
@@ -120,6 +125,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Dlq { lane, command } => dlq::run(&Config::from_env(Service::Command)?, lane, command).await,
         Command::DevRelayers(args) => dev::run_relayers(args).await,
         Command::Tx(command) => tx::run(&Config::from_env(Service::Command)?, command).await,
+        Command::Webhooks(command) => webhooks::run(command).await,
         Command::Config(command) => config::run(command),
     }
 }

@@ -27,6 +27,18 @@ pub fn complain(text: fmt::Arguments<'_>) {
     writeln!(io::stderr().lock(), "{text}").ok();
 }
 
+/// Text from outside on one line: control characters, which a terminal would obey, are escaped.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char.is_control() {
+            true => shown.extend(char.escape_default()),
+            false => shown.push(char),
+        }
+    }
+    shown
+}
+
 /// Prints a line of a command's answer, or returns from the function with the error.
 macro_rules! say {
     () => { $crate::cli::output::print(format_args!("\n"))? };
@@ -35,3 +47,13 @@ macro_rules! say {
     };
 }
 pub(crate) use say;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_from_outside_stays_on_one_line() {
+        assert_eq!(printable("Grüße\n\u{1b}[2J \"ok\""), "Grüße\\n\\u{1b}[2J \"ok\"");
+    }
+}

@@ -172,15 +172,39 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let essence = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-        if !essence.eq_ignore_ascii_case("application/json") {
+        if !is_json(request.headers()) {
             return Err(Problem::wrong_content_type());
         }
         let RawBody(body, memory) = RawBody::from_request(request, state).await?;
-        let value = strict_json::parse(&body).map_err(|rule| Problem::bad_request(format!("the body {rule}")))?;
-        Ok(Self(value, memory))
+        Ok(Self(parse(&body)?, memory))
     }
+}
+
+/// A request body of type `application/json`, parsed; `None` if the request has no body, whatever its type.
+pub struct OptionalJsonBody(pub Option<Value>, pub BodyMemory);
+
+impl<S: Send + Sync> FromRequest<S> for OptionalJsonBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let is_json = is_json(request.headers());
+        let RawBody(body, memory) = RawBody::from_request(request, state).await?;
+        match body.is_empty() {
+            true => Ok(Self(None, memory)),
+            false if is_json => Ok(Self(Some(parse(&body)?), memory)),
+            false => Err(Problem::wrong_content_type()),
+        }
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case("application/json")
+}
+
+fn parse(body: &[u8]) -> Result<Value, Problem> {
+    strict_json::parse(body).map_err(|rule| Problem::bad_request(format!("the body {rule}")))
 }
 
 #[cfg(test)]

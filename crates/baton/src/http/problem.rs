@@ -86,6 +86,15 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "bad-signature", "The signature is not valid", detail)
     }
 
+    /// 403: this service does not call the address that a client registers.
+    pub fn forbidden_url(message: impl Into<String>) -> Self {
+        let found = FieldProblem { field: "url".to_owned(), message: message.into() };
+        let title = "The address is not allowed";
+        let mut problem = Self::new(StatusCode::FORBIDDEN, "forbidden-url", title, found.to_string());
+        problem.errors.push(found);
+        problem
+    }
+
     /// 404: gasless transactions are not configured, so this service has no such resource.
     pub fn gasless_off() -> Self {
         let detail = "gasless transactions are not configured on this service; its operator must set FORWARDER_ADDRESS, \
@@ -114,6 +123,18 @@ impl Problem {
     pub fn too_slow() -> Self {
         let detail = "the request body did not arrive in time";
         Self::new(StatusCode::REQUEST_TIMEOUT, "request-timeout", "Request timeout", detail)
+    }
+
+    /// 409: the API key has this many endpoints, which is the maximum.
+    pub fn too_many_endpoints(max: usize) -> Self {
+        let detail = format!("this API key has {max} endpoints, the maximum (WEBHOOK_ENDPOINTS_MAX); delete one first");
+        Self::new(StatusCode::CONFLICT, "too-many-endpoints", "Too many endpoints", detail)
+    }
+
+    /// 409: other requests changed the record each time between our read and our save; nothing was changed.
+    pub fn changed_meanwhile() -> Self {
+        let detail = "other requests changed it at the same time; nothing was changed, send it again";
+        Self::new(StatusCode::CONFLICT, "changed-meanwhile", "Changed meanwhile", detail)
     }
 
     /// 413: the body, or a line of an upload, exceeds this many bytes.
@@ -161,7 +182,7 @@ impl Problem {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
     }
 
-    /// 504: a read was not answered in time. Nothing was to change.
+    /// 504: a read, or a change that may be repeated, was not answered in time.
     pub fn no_answer() -> Self {
         let detail = "there was no answer in time; try again";
         Self::new(StatusCode::GATEWAY_TIMEOUT, "no-answer", "No answer in time", detail)
@@ -210,6 +231,13 @@ impl Problem {
         let mut problem = Self::new(StatusCode::GATEWAY_TIMEOUT, "outcome-unknown", "Outcome unknown", detail);
         problem.more.push(("id", json!(id)));
         problem
+    }
+
+    /// 504: unknown whether an endpoint was changed; reading it shows that. The cause goes to the log only.
+    pub fn endpoint_outcome_unknown(cause: &(dyn std::error::Error + 'static)) -> Self {
+        error!(action = "outcome_unknown", "{}", chain(cause));
+        let detail = "it is unknown whether the endpoint was changed; read your endpoints before sending it again";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "outcome-unknown", "Outcome unknown", detail)
     }
 
     /// The response body; `request_id` lets the client name the request to the operator.

@@ -5,7 +5,8 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | Which calls manage endpoints? | [`api`] |
+//! | Which calls manage endpoints? | [`api`], with [`endpoint_request`] and [`endpoint_view`] |
+//! | How is an endpoint changed beside other writers? | [`endpoint_change`] |
 //! | Which addresses may be called? | [`address_guard`] |
 //! | How is one attempt made, and what is read of the answer? | [`sender`] |
 //! | How is it signed? | [`signature`] |
@@ -16,6 +17,9 @@
 pub mod address_guard;
 pub mod api;
 pub mod delivery;
+pub mod endpoint_change;
+pub mod endpoint_request;
+pub mod endpoint_view;
 pub mod notifier;
 pub mod outbox_queue;
 pub mod schedule;

@@ -26,6 +26,7 @@ const LAYERS: &[&[&str]] = &[
     &["relay/lane", "relay"],
     // Client notifications, of the relay lane's events.
     &["notify/signature", "notify/address_guard", "notify/schedule"],
+    &["notify/endpoint_request", "notify/endpoint_change", "notify/endpoint_view"],
     &["notify/sender"],
     &["notify/outbox_queue"],
     &["notify/delivery", "notify/api"],

@@ -25,4 +25,5 @@ mod users;
 #[path = "../users/fixture.rs"]
 #[expect(dead_code, reason = "the tests on the servers use the rest of it")]
 mod users_fixture;
+mod webhook_endpoints;
 mod webhooks;

@@ -1,0 +1,244 @@
+//! `webhooks list|show|attempts|redeliver|recover|enable|disable`: clients' endpoints, for operators. The commands open the
+//! store of the configuration themselves, so no service needs to run. `webhooks listen` is
+//! [`super::webhook_listener`].
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use uuid::Uuid;
+
+use super::output::{OutputError, printable, say};
+use super::webhook_listener::{self, ListenArgs};
+use crate::clock::Clock;
+use crate::config::{Config, Secret, Service};
+use crate::notify::endpoint_change::{Changed, change_endpoint, disable, enable};
+use crate::notify::endpoint_request::read_event_id;
+use crate::relay::lane::RelayLane;
+use crate::relay::store::notifications::{Attempt, EVERY_KEY, Endpoint, EndpointId, NotificationStore, Requeue};
+use crate::timestamp::Timestamp;
+
+/// Attempts that are read at once.
+const PAGE_MAX: usize = 200;
+
+/// A command on webhooks.
+#[derive(Subcommand)]
+pub enum WebhooksCommand {
+    /// A command on the stored endpoints.
+    #[command(flatten)]
+    Endpoints(EndpointsCommand),
+    /// Receive webhooks on this machine, print them, and verify their signatures
+    Listen(ListenArgs),
+}
+
+/// A command on the stored endpoints.
+#[derive(Subcommand)]
+pub enum EndpointsCommand {
+    /// List the endpoints of all API keys, oldest first
+    List,
+    /// Show an endpoint: its state, and how many events wait for it or were given up
+    Show {
+        /// Id of the endpoint
+        id: Uuid,
+    },
+    /// List the attempts to deliver to an endpoint, newest first
+    Attempts {
+        /// Id of the endpoint
+        id: Uuid,
+        /// Maximum number of attempts
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        max: usize,
+    },
+    /// Deliver one event again, whether it was delivered before or not
+    Redeliver {
+        /// Id of the endpoint
+        id: Uuid,
+        /// Id of the event (evt_ and 32 hex digits)
+        event: String,
+    },
+    /// Deliver every event again that was not delivered: given up, or written while the endpoint was disabled
+    Recover {
+        /// Id of the endpoint
+        id: Uuid,
+        /// Only events at or after this time (RFC 3339, such as 2026-11-15T22:00:00Z)
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        since: Timestamp,
+    },
+    /// Enable an endpoint that was disabled; events that it missed need `recover`
+    Enable {
+        /// Id of the endpoint
+        id: Uuid,
+    },
+    /// Disable an endpoint: it gets nothing until it is enabled again
+    Disable {
+        /// Id of the endpoint
+        id: Uuid,
+        /// Why, for the endpoint's owner
+        #[arg(long, value_name = "TEXT", default_value = "disabled by an operator")]
+        reason: String,
+    },
+}
+
+fn parse_time(text: &str) -> Result<Timestamp, String> {
+    Timestamp::parse(text).ok_or_else(|| "must be an RFC 3339 time, such as 2026-11-15T22:00:00Z".to_owned())
+}
+
+/// Runs a command.
+pub async fn run(command: WebhooksCommand) -> anyhow::Result<ExitCode> {
+    let command = match command {
+        WebhooksCommand::Endpoints(command) => command,
+        // It needs no store and no configuration.
+        WebhooksCommand::Listen(args) => return webhook_listener::run(args).await,
+    };
+    let lane = RelayLane::open_existing(&Config::from_env(Service::Command)?).await?;
+    let done = run_on(lane.notifications.as_ref(), &lane.guarded.clock, command).await;
+    lane.close().await;
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: EndpointsCommand) -> anyhow::Result<()> {
+    match command {
+        EndpointsCommand::List => list(store).await,
+        EndpointsCommand::Show { id } => show(store, id).await,
+        EndpointsCommand::Attempts { id, max } => attempts(store, id, max).await,
+        EndpointsCommand::Redeliver { id, event } => {
+            let Endpoint { id, .. } = find(store, id).await?;
+            let queued = match read_event_id(&event) {
+                Some(event) => store.requeue(id, &Requeue::Event(event), clock.now()).await?,
+                None => 0,
+            };
+            anyhow::ensure!(
+                queued > 0,
+                "endpoint {id} has no event {event}; `baton webhooks attempts {id}` shows some"
+            );
+            say!("{event} is due again");
+            Ok(())
+        }
+        EndpointsCommand::Recover { id, since } => {
+            let endpoint = find(store, id).await?;
+            let queued = store.requeue(endpoint.id, &Requeue::Since(since), clock.now()).await?;
+            say!("{queued} due again");
+            if endpoint.disabled.is_some() {
+                say!("the endpoint is disabled: `baton webhooks enable {id}` delivers them");
+            }
+            Ok(())
+        }
+        EndpointsCommand::Enable { id } => {
+            change(store, id, clock.now(), enable).await?;
+            say!("{id} is enabled");
+            Ok(())
+        }
+        EndpointsCommand::Disable { id, reason } => {
+            let now = clock.now();
+            change(store, id, now, |endpoint| disable(endpoint, &reason, now)).await?;
+            say!("{id} is disabled");
+            Ok(())
+        }
+    }
+}
+
+async fn list(store: &dyn NotificationStore) -> anyhow::Result<()> {
+    let endpoints = store.endpoints(None).await?;
+    for endpoint in &endpoints {
+        say!("{}  {}  {}  {}", endpoint.id, owner(endpoint), state(endpoint), url(endpoint));
+    }
+    say!("{} {}", endpoints.len(), if endpoints.len() == 1 { "endpoint" } else { "endpoints" });
+    Ok(())
+}
+
+async fn show(store: &dyn NotificationStore, id: Uuid) -> anyhow::Result<()> {
+    let endpoint = find(store, id).await?;
+    let counts = store.endpoint_counts(endpoint.id).await?;
+    say!("endpoint     {}", endpoint.id);
+    say!("key          {}", owner(&endpoint));
+    say!("url          {}", url(&endpoint));
+    say!("events       {}", endpoint.events.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "));
+    if let Some(description) = &endpoint.description {
+        say!("description  {}", printable(description));
+    }
+    say!("status       {}", state(&endpoint));
+    if let Some(disabled) = &endpoint.disabled {
+        say!("since        {}", disabled.at);
+    }
+    if let Some(since) = endpoint.failing_since {
+        say!("failing      since {since}, {} failures", endpoint.failures);
+    }
+    if let Some(until) = endpoint.paused_until {
+        say!("paused       until {until}");
+    }
+    say!("registered   {}", endpoint.created_at);
+    say!("changed      {}", endpoint.updated_at);
+    if let Some((_, until)) = &endpoint.previous_secret {
+        say!("old secret   used until {until}");
+    }
+    say!("waiting      {}", counts.waiting);
+    say!("given up     {}", counts.given_up);
+    Ok(())
+}
+
+async fn attempts(store: &dyn NotificationStore, id: Uuid, max: usize) -> anyhow::Result<()> {
+    let Endpoint { id, .. } = find(store, id).await?;
+    let (mut before, mut left) = (None, max);
+    while left > 0 {
+        let page = store.attempts(id, before, left.min(PAGE_MAX)).await?;
+        let Some(last) = page.last() else { break };
+        for attempt in &page {
+            print_attempt(attempt)?;
+        }
+        left -= page.len();
+        before = Some(last.id);
+    }
+    say!("{} shown", max - left);
+    Ok(())
+}
+
+fn print_attempt(attempt: &Attempt) -> Result<(), OutputError> {
+    let status = attempt.status.map_or("-".to_owned(), |status| status.to_string());
+    let result = attempt.error.as_deref().map_or("delivered".to_owned(), |why| format!("failed: {}", printable(why)));
+    let (at, event, number, took) = (attempt.at, &attempt.event, attempt.number, attempt.duration.as_millis());
+    say!("{at}  {event}  attempt {number}  {status}  {took} ms  {result}");
+    if let Some(answer) = attempt.answer.as_deref().filter(|answer| !answer.is_empty()) {
+        say!("  {}", printable(answer));
+    }
+    Ok(())
+}
+
+async fn find(store: &dyn NotificationStore, id: Uuid) -> anyhow::Result<Endpoint> {
+    store.endpoint(EndpointId(id)).await?.ok_or_else(|| missing(id))
+}
+
+fn missing(id: Uuid) -> anyhow::Error {
+    anyhow::anyhow!("there is no endpoint {id} in this store (BATON_DATA_DIR or DATABASE_URL)")
+}
+
+async fn change(
+    store: &dyn NotificationStore,
+    id: Uuid,
+    now: Timestamp,
+    alter: impl Fn(&mut Endpoint) + Send,
+) -> anyhow::Result<()> {
+    match change_endpoint(store, EndpointId(id), None, now, alter).await? {
+        Changed::Saved(_) => Ok(()),
+        Changed::Missing => Err(missing(id)),
+        Changed::Outrun => anyhow::bail!("{id} is being changed by others; try again"),
+    }
+}
+
+fn owner(endpoint: &Endpoint) -> &str {
+    if endpoint.owner == EVERY_KEY { "(every key)" } else { &endpoint.owner }
+}
+
+fn state(endpoint: &Endpoint) -> String {
+    match &endpoint.disabled {
+        Some(disabled) => format!("disabled: {}", printable(&disabled.reason)),
+        None if endpoint.failing_since.is_some() => "enabled, failing".to_owned(),
+        None => "enabled".to_owned(),
+    }
+}
+
+/// The URL; of the environment's endpoint only its address, since the environment may hold a secret in the rest.
+fn url(endpoint: &Endpoint) -> String {
+    match endpoint.id {
+        EndpointId::ENVIRONMENT => format!("CLIENT_WEBHOOK_URL, {}", Secret::new(endpoint.url.as_str()).address()),
+        _ => printable(&endpoint.url),
+    }
+}
