@@ -93,7 +93,8 @@ impl OutboxQueue {
             receipts.iter().filter_map(|receipt| in_flight.remove(receipt)).collect()
         };
         let returned = self.store.return_deliveries(&deliveries, self.clock.now()).await;
-        receipts.iter().map(|_| returned.as_ref().map(|()| ()).map_err(|error| queue_error_of(error))).collect()
+        let answer = || returned.as_ref().copied().map_err(queue_error_of);
+        receipts.iter().map(|_| answer()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, InFlight> {
