@@ -29,8 +29,8 @@ pub struct NotifyConfig {
     pub in_consumer: bool,
     /// `WEBHOOK_TIMEOUT_MS`: timeout of one attempt.
     pub timeout: Duration,
-    /// `WEBHOOK_SCHEDULE_UNIT_MS`: length of a second of the schedule.
-    pub schedule_unit: Duration,
+    /// `WEBHOOK_SCHEDULE_SECOND_US`: length of a second of the schedule.
+    pub schedule_second: Duration,
 }
 
 impl NotifyConfig {
@@ -63,7 +63,7 @@ impl Vars<'_> {
             concurrency: self.count("WEBHOOK_CONCURRENCY"),
             in_consumer: self.parsed("NOTIFIER_IN_CONSUMER"),
             timeout: self.millis("WEBHOOK_TIMEOUT_MS"),
-            schedule_unit: self.millis("WEBHOOK_SCHEDULE_UNIT_MS"),
+            schedule_second: Duration::from_micros(self.count("WEBHOOK_SCHEDULE_SECOND_US")),
         }
     }
 

@@ -516,11 +516,11 @@ pub const SECTIONS: &[Section] = &[
             ),
             var("WEBHOOK_TIMEOUT_MS", Millis, "15000", Notifiers, "Timeout of one attempt").hidden(),
             var(
-                "WEBHOOK_SCHEDULE_UNIT_MS",
-                Millis,
-                "1000",
+                "WEBHOOK_SCHEDULE_SECOND_US",
+                Count,
+                "1000000",
                 Notifiers,
-                "Length of a second of the retry schedule, of pauses and of the time until an endpoint is disabled",
+                "Microseconds of a second of the retry schedule, of pauses and of the time until an endpoint is disabled",
             )
             .hidden(),
         ],

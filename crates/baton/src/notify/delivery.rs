@@ -38,11 +38,10 @@ pub struct Deliverer {
     /// Signs what the environment's endpoint gets.
     pub environment_secret: Option<Secret>,
     /// Length of one second of the schedule.
-    pub schedule_unit: Duration,
+    pub schedule_second: Duration,
+    /// Longest time that the result of an attempt is kept for a store that is away. Below the rest of the lease.
+    pub store_for: Duration,
 }
-
-/// Longest time that the result of an attempt is kept for a store that is away. Below the rest of the lease.
-const STORE_FOR: Duration = Duration::from_secs(30);
 
 #[async_trait]
 impl Handler for Deliverer {
@@ -99,7 +98,7 @@ impl Deliverer {
         let result =
             AttemptResult { status: sent.status, succeeded: sent.error.is_none(), retry_after: sent.retry_after };
         let (then, endpoint) =
-            after_attempt(endpoint, &delivery, &result, now, self.schedule_unit, self.random.fraction());
+            after_attempt(endpoint, &delivery, &result, now, self.schedule_second, self.random.fraction());
         let attempt = Attempt {
             id: self.random.uuid_v7(),
             event: delivery.event.clone(),
@@ -143,7 +142,7 @@ impl Deliverer {
 
     /// Stores the result, also while the store is away for a while. If it stays away, the delivery is tried again later.
     async fn store_record(&self, record: &AttemptRecord) {
-        let deadline = self.clock.instant() + STORE_FOR;
+        let deadline = self.clock.instant() + self.store_for;
         let mut pause = Duration::from_millis(50);
         loop {
             match self.store.record_attempt(record).await {

@@ -30,6 +30,8 @@ pub struct Notifier {
 
 /// Pause between two refreshes of the gauges and looks for old rows.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+/// A lease covers an attempt and the storing of its result, each limited by the timeout of an attempt, and as much again.
+const LEASE_TIMEOUTS: u32 = 4;
 /// Old rows that are deleted at once.
 const FORGOTTEN_AT_ONCE: usize = 1000;
 
@@ -42,7 +44,8 @@ impl Notifier {
     /// Delivers until shutdown, then finishes the attempts in flight.
     pub async fn run(&self, shutdown: CancellationToken) -> anyhow::Result<()> {
         let random = Randomness::system();
-        let queue = Arc::new(OutboxQueue::new(Arc::clone(&self.store), self.clock.clone(), random.clone()));
+        let lease = self.config.timeout * LEASE_TIMEOUTS;
+        let queue = Arc::new(OutboxQueue::new(Arc::clone(&self.store), self.clock.clone(), random.clone(), lease));
         let sender = Sender::new(AddressGuard::new((&self.config).into()), self.config.timeout)
             .map_err(|why| anyhow::anyhow!("webhooks cannot be sent: {why}"))?;
         let deliverer = Deliverer {
@@ -52,7 +55,8 @@ impl Notifier {
             clock: self.clock.clone(),
             random,
             environment_secret: self.config.environment_endpoint.as_ref().map(|(_, secret)| secret.clone()),
-            schedule_unit: self.config.schedule_unit,
+            schedule_second: self.config.schedule_second,
+            store_for: self.config.timeout,
         };
         let options = PipelineOptions {
             concurrency: self.config.concurrency,

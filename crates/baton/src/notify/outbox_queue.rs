@@ -27,14 +27,13 @@ const ENDPOINT_MAX: usize = 4;
 const HOST_MAX: usize = 16;
 /// Pause between two looks for due deliveries while there are none.
 const POLL: Duration = Duration::from_millis(100);
-/// Longer than any attempt, its storing included: then another process may try.
-const LEASE: Duration = Duration::from_secs(60);
 
 /// See the top of this file.
 pub struct OutboxQueue {
     store: Arc<dyn NotificationStore>,
     clock: Clock,
     random: Randomness,
+    lease: Duration,
     in_flight: Mutex<InFlight>,
 }
 
@@ -47,9 +46,10 @@ struct InFlight {
 }
 
 impl OutboxQueue {
-    /// The deliveries of this store.
-    pub fn new(store: Arc<dyn NotificationStore>, clock: Clock, random: Randomness) -> Self {
-        Self { store, clock, random, in_flight: Mutex::default() }
+    /// The deliveries of this store. Each is leased for `lease`, which must be longer than an attempt and the storing of its
+    /// result; then another process may try.
+    pub fn new(store: Arc<dyn NotificationStore>, clock: Clock, random: Randomness, lease: Duration) -> Self {
+        Self { store, clock, random, lease, in_flight: Mutex::default() }
     }
 
     /// The delivery of a message that was received here and is not settled.
@@ -67,7 +67,7 @@ impl OutboxQueue {
         }
         let hosts: HashMap<EndpointId, String> = due.iter().map(|due| (due.id, host(&due.url))).collect();
         let lease = self.random.uuid_v4();
-        let leased = self.store.lease_deliveries(&places, now, now + LEASE, lease).await.map_err(queue_error)?;
+        let leased = self.store.lease_deliveries(&places, now, now + self.lease, lease).await.map_err(queue_error)?;
         let mut in_flight = self.lock();
         let messages = leased.into_iter().map(|delivery| {
             let receipt = Receipt(format!("{} {} {lease}", delivery.endpoint, delivery.event));
@@ -93,7 +93,8 @@ impl OutboxQueue {
             receipts.iter().filter_map(|receipt| in_flight.remove(receipt)).collect()
         };
         let returned = self.store.return_deliveries(&deliveries, self.clock.now()).await;
-        receipts.iter().map(|_| returned.as_ref().map(|()| ()).map_err(|error| queue_error_of(error))).collect()
+        let answer = || returned.as_ref().copied().map_err(queue_error_of);
+        receipts.iter().map(|_| answer()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, InFlight> {
@@ -228,7 +229,7 @@ impl Queue for OutboxQueue {
     }
 
     fn lease(&self) -> Duration {
-        LEASE
+        self.lease
     }
 
     async fn depth(&self) -> Result<Depth, QueueError> {

@@ -44,14 +44,14 @@ pub struct AttemptResult {
     pub retry_after: Option<Duration>,
 }
 
-/// What becomes of the delivery and of its endpoint. `unit` is the length of one second of the schedule; `fraction` is
+/// What becomes of the delivery and of its endpoint. `second` is the length of one second of the schedule; `fraction` is
 /// random, at least 0 and less than 1.
 pub fn after_attempt(
     endpoint: &Endpoint,
     delivery: &Delivery,
     result: &AttemptResult,
     now: Timestamp,
-    unit: Duration,
+    second: Duration,
     fraction: f64,
 ) -> (DeliveryThen, EndpointThen) {
     if result.succeeded {
@@ -60,7 +60,7 @@ pub fn after_attempt(
     if result.status == Some(410) {
         return (DeliveryThen::GivenUp, EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned() });
     }
-    let seconds = |count: u64| unit * u32::try_from(count).unwrap_or(u32::MAX);
+    let seconds = |count: u64| second * u32::try_from(count).unwrap_or(u32::MAX);
     if endpoint.failing_since.is_some_and(|since| now.since(since) >= seconds(DISABLED_AFTER_S)) {
         let reason = "every attempt failed for 5 days".to_owned();
         return (DeliveryThen::GivenUp, EndpointThen::Disable { reason });

@@ -12,6 +12,7 @@ mod journey;
 mod layers;
 mod legacy_bugs;
 mod load;
+mod notifications;
 mod observability;
 mod reconcile;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]

@@ -18,6 +18,7 @@ mod gasless;
 mod lossy_link;
 mod mysql;
 mod mysql_connection;
+mod notifications;
 mod relayer_rows;
 mod sweeps_and_lists;
 

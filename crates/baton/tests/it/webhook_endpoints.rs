@@ -172,15 +172,18 @@ async fn bad_input_is_refused_by_field_and_stores_nothing() {
         (Method::POST, &register, json!({ "url": PUBLIC, "events": [] }), vec!["events"]),
         (Method::POST, &register, json!({ "url": PUBLIC, "description": "x".repeat(501) }), vec!["description"]),
         (Method::POST, &register, json!({ "url": PUBLIC, "secret": "mine" }), vec!["secret"]),
-        (Method::POST, &register, json!({ "u": 1, "events": 1, "description": 1 }), vec![
-            "u",
-            "url",
-            "events",
-            "description",
-        ]),
-        (Method::PATCH, &endpoint, json!({ "enabled": "yes", "url": null, "owner": "me" }), vec![
-            "owner", "url", "enabled",
-        ]),
+        (
+            Method::POST,
+            &register,
+            json!({ "u": 1, "events": 1, "description": 1 }),
+            vec!["u", "url", "events", "description"],
+        ),
+        (
+            Method::PATCH,
+            &endpoint,
+            json!({ "enabled": "yes", "url": null, "owner": "me" }),
+            vec!["owner", "url", "enabled"],
+        ),
         (Method::POST, &rotate, json!({ "overlapSeconds": 604_801 }), vec!["overlapSeconds"]),
         (Method::POST, &rotate, json!({ "overlap": 1 }), vec!["overlap"]),
         (Method::POST, &recover, Value::Null, vec!["since"]),

@@ -13,6 +13,7 @@ mod killed_before_queueing;
 mod ledger;
 mod load_client;
 mod network_cut;
+mod notifications_killed;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod relay_fixture;

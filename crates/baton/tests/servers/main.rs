@@ -1,6 +1,7 @@
 //! Fault scenarios of the servers: MySQL, SQS, RabbitMQ and Redis are killed, frozen, slowed down, exhausted or made to
 //! deliver duplicates while clients send; the ledger of `scenarios` is checked at the end. A scenario that kills or freezes
-//! a server starts its own (`harness::servers`); the others use the servers of `scripts/services`.
+//! a server starts its own (`harness::servers`); the others use the servers of `scripts/services`, and the webhook tests its
+//! libraries or nothing.
 
 #![expect(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -35,3 +36,5 @@ mod sqs_queue;
 #[path = "../scenarios/status_watcher.rs"]
 mod status_watcher;
 mod task_role;
+mod webhook_tls;
+mod webhook_verifiers;

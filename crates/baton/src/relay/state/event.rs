@@ -174,3 +174,85 @@ impl Transaction {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::config::{Config, Service};
+    use crate::relay::request::call::DirectRequest;
+    use crate::relay::state::transaction::{ConsumerId, RelayerTxId, RelayerUrl};
+
+    const NOW: Timestamp = Timestamp(1_800_000_000_000);
+
+    fn submitted() -> (Transaction, Transaction) {
+        let timings = Config::from_vars(Service::Command, |_| None).unwrap().relay.timings;
+        let body = json!({ "to": "0x5FbDB2315678afecb367f032d93F642f64180aa3", "data": "0xab", "gas": 21000 });
+        let request = DirectRequest::parse(&body).unwrap();
+        let row = Transaction::accepted(TransactionId::generate(), &request, "key".into(), NOW, &timings);
+        let (relayer, token) = (RelayerUrl("http://r1".into()), uuid::Uuid::new_v4());
+        let consumer = ConsumerId("c".into());
+        let claimed = row.claim(&consumer, token, &relayer, "test", NOW, &timings).unwrap().transaction;
+        let id = RelayerTxId("oz-1".into());
+        let bound = claimed.bind(token, &id, Some("0xf"), "test", NOW, &timings).unwrap().transaction;
+        (claimed, bound)
+    }
+
+    fn ended(before: &Transaction, status: Status, by: Option<FailedBy>) -> Transaction {
+        Transaction { status, failed_by: by, version: before.version + 1, ..before.clone() }
+    }
+
+    fn names(events: &[Event]) -> Vec<&'static str> {
+        events.iter().map(|event| event.kind.name()).collect()
+    }
+
+    #[test]
+    fn a_change_of_status_has_its_events_and_nothing_else_has() {
+        let (claimed, bound) = submitted();
+        assert_eq!(names(&bound.events_since(&claimed)), ["transaction.submitted"]);
+        assert!(bound.events_since(&bound).is_empty());
+        let confirmed = ended(&bound, Status::Confirmed, None);
+        assert_eq!(names(&confirmed.events_since(&bound)), ["transaction.confirmed", "transaction.completed"]);
+        let failed = ended(&bound, Status::Failed, Some(FailedBy::Relayer));
+        assert_eq!(names(&failed.events_since(&bound)), ["transaction.failed", "transaction.completed"]);
+        let withdrawn = ended(&claimed, Status::Failed, Some(FailedBy::Intake));
+        assert!(withdrawn.events_since(&claimed).is_empty(), "its client read 503");
+    }
+
+    #[test]
+    fn an_id_is_the_same_for_the_same_change_and_positions_grow() {
+        let (claimed, bound) = submitted();
+        let first = bound.events_since(&claimed);
+        assert_eq!(first, bound.events_since(&claimed));
+        assert!(first[0].id.0.starts_with("evt_") && !first[0].id.0.contains('.'));
+        let ends = ended(&bound, Status::Confirmed, None).events_since(&bound);
+        assert!(first[0].position < ends[0].position && ends[0].position < ends[1].position);
+        assert_ne!(ends[0].id, ends[1].id);
+    }
+
+    #[test]
+    fn an_unknown_outcome_is_reported_once_it_waits_for_an_operator() {
+        let (_, bound) = submitted();
+        let mut forgotten = bound.clone();
+        forgotten.binding.as_mut().unwrap().forgotten_since = Some(NOW);
+        let later = |span| Transaction { updated_at: NOW + span, version: forgotten.version + 1, ..forgotten.clone() };
+        assert!(later(OPERATOR_AFTER - Duration::from_secs(1)).events_since(&forgotten).is_empty());
+        let reported = later(OPERATOR_AFTER).events_since(&forgotten);
+        assert_eq!(names(&reported), ["transaction.unknown"]);
+        let again = later(OPERATOR_AFTER * 2).events_since(&forgotten);
+        assert_eq!(again[0].id, reported[0].id, "the same event at each look");
+    }
+
+    #[test]
+    fn a_payload_stays_below_20_kb() {
+        let (_, bound) = submitted();
+        let mut failed = ended(&bound, Status::Failed, Some(FailedBy::Relayer));
+        failed.error_message = Some("\u{1}".repeat(1 << 20));
+        for event in failed.events_since(&bound) {
+            assert!(event.payload.len() < 20_000, "{}", event.payload.len());
+            let payload: Value = serde_json::from_str(&event.payload).unwrap();
+            assert_eq!(payload["status"], "failed");
+        }
+    }
+}

@@ -230,7 +230,8 @@ pub enum EndpointThen {
         /// The pause, if any.
         paused_until: Option<Timestamp>,
     },
-    /// It is disabled, and what it waits for is given up.
+    /// It is disabled, and what it waits for is given up: up to 10,000 events, so that the commit stays short. The rest
+    /// waits until it is enabled.
     Disable {
         /// Why, for people.
         reason: String,
@@ -294,6 +295,9 @@ impl AttemptRecord {
         }
     }
 }
+
+/// Deliveries that one [`EndpointThen::Disable`] gives up.
+pub(super) const GIVEN_UP_AT_ONCE: u32 = 10_000;
 
 /// Events that one commit of [`NotificationStore::requeue`] makes due again.
 pub(super) const REQUEUED_AT_ONCE: usize = 2000;

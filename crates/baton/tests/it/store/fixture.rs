@@ -8,6 +8,7 @@ use baton::relay::request::call::DirectRequest;
 use baton::relay::request::forward::GaslessRequest;
 use baton::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use baton::relay::store::mysql::{MySqlOptions, MySqlStore};
+use baton::relay::store::notifications::NotificationStore;
 use baton::relay::store::sqlite::SqliteStore;
 use baton::relay::store::{Filter, ListPlace, Saved, StoreError, TransactionStore};
 use baton::timestamp::Timestamp;
@@ -20,6 +21,8 @@ use crate::relay_fixture::TO;
 
 pub struct StoreFixture {
     pub store: Arc<dyn TransactionStore>,
+    /// The same store, as it keeps endpoints and deliveries.
+    pub notifications: Arc<dyn NotificationStore>,
     pub timings: Timings,
     database: TestDatabase,
 }
@@ -35,13 +38,14 @@ impl StoreFixture {
         let database = Database::open(&directory.path().join("baton.db")).unwrap();
         let store = SqliteStore::open(&database).await.unwrap();
         let database = TestDatabase::Sqlite { database, store: store.clone(), _directory: directory };
-        Self { store: Arc::new(store), timings: timings(), database }
+        Self { store: Arc::new(store.clone()), notifications: Arc::new(store), timings: timings(), database }
     }
 
     pub async fn mysql() -> Self {
         let schema = Schema::migrated().await;
         let store = MySqlStore::open(&schema.options()).await.unwrap();
-        Self { store: Arc::new(store), timings: timings(), database: TestDatabase::MySql(schema) }
+        let (store, notifications) = (Arc::new(store.clone()), Arc::new(store));
+        Self { store, notifications, timings: timings(), database: TestDatabase::MySql(schema) }
     }
 
     /// Executes SQL on the tables, bypassing the store.

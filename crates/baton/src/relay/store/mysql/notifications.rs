@@ -18,8 +18,8 @@ use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
     Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, DueEndpoint, EVERY_KEY, Endpoint, EndpointCounts,
-    EndpointId, EndpointThen, NotificationCounts, NotificationStore, REQUEUED_AT_ONCE, Requeue, event_names,
-    parse_events,
+    EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUED_AT_ONCE, Requeue,
+    event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -566,11 +566,11 @@ async fn change_health(
             const DISABLE: &str = "UPDATE webhook_endpoints SET disabled_at = ?, disabled_reason = ?, updated_at = ?, \
                  version = version + 1 WHERE id = ? AND disabled_at IS NULL";
             const GIVE_UP: &str = "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?, \
-                 ended = 'given-up' WHERE endpoint_id = ? AND due_at IS NOT NULL";
+                 ended = 'given-up' WHERE endpoint_id = ? AND due_at IS NOT NULL LIMIT ?";
             let statement = sqlx::query(DISABLE).bind(datetime(now)).bind(reason).bind(datetime(now));
             statement.bind(endpoint.to_string()).execute(&mut *connection).await?;
             let statement = sqlx::query(GIVE_UP).bind(datetime(now)).bind(endpoint.to_string());
-            statement.execute(connection).await?;
+            statement.bind(GIVEN_UP_AT_ONCE).execute(connection).await?;
         }
     }
     Ok(())

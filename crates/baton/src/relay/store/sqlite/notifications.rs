@@ -16,8 +16,8 @@ use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
     Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, DueEndpoint, EVERY_KEY, Endpoint, EndpointCounts,
-    EndpointId, EndpointThen, NotificationCounts, NotificationStore, REQUEUED_AT_ONCE, Requeue, event_names,
-    parse_events,
+    EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUED_AT_ONCE, Requeue,
+    event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -487,9 +487,10 @@ fn change_health(
             connection
                 .prepare_cached(
                     "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?2, ended = 'given-up' \
-                     WHERE endpoint_id = ?1 AND due_at IS NOT NULL",
+                     WHERE endpoint_id = ?1 AND event_id IN (SELECT event_id FROM webhook_deliveries \
+                      WHERE endpoint_id = ?1 AND due_at IS NOT NULL LIMIT ?3)",
                 )?
-                .execute(params![id, now.0])?;
+                .execute(params![id, now.0, GIVEN_UP_AT_ONCE])?;
         }
     }
     Ok(())

@@ -1,0 +1,400 @@
+//! The store's contract for client notifications: events are written with the change, deliveries are leased in order, and
+//! what follows from an attempt is one commit.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use baton::config::Secret;
+use baton::relay::state::event::{Event, EventId, EventType};
+use baton::relay::state::transaction::{FailedBy, Moved, Status, Step, Transaction, TransactionId};
+use baton::relay::store::Saved;
+use baton::relay::store::notifications::{
+    Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, EVERY_KEY, Endpoint, EndpointId, EndpointThen, Requeue,
+};
+use baton::timestamp::Timestamp;
+use uuid::Uuid;
+
+use super::fixture::{StoreFixture, now};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+on_every_database! {
+    an_endpoint_is_read_back_unchanged_and_changed_by_one_version_only
+    an_owner_has_a_limited_number_of_endpoints
+    events_are_written_with_the_change_or_not_at_all
+    only_endpoints_of_the_key_that_ask_for_an_event_get_it
+    an_event_that_is_written_again_is_the_same_event
+    events_of_one_transaction_are_leased_in_order
+    a_delivery_is_leased_once_until_its_lease_ends
+    a_failed_delivery_puts_off_the_later_events_of_its_transaction
+    a_success_counts_although_its_lease_was_lost
+    a_disabled_endpoint_gets_nothing_and_can_recover_what_it_missed
+    one_event_is_delivered_again_on_request_and_to_its_owner_only
+    attempts_are_listed_newest_first_and_old_rows_are_deleted
+    paused_endpoints_are_not_due
+}
+
+fn endpoint(owner: &str, events: &[EventType]) -> Endpoint {
+    Endpoint {
+        id: EndpointId(Uuid::now_v7()),
+        owner: owner.to_owned(),
+        url: "https://example.com/hook?a=ü".to_owned(),
+        events: events.to_vec(),
+        description: Some("billing".to_owned()),
+        secret: Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+        previous_secret: None,
+        version: 1,
+        created_at: now(),
+        updated_at: now(),
+        disabled: None,
+        failing_since: None,
+        failures: 0,
+        paused_until: None,
+    }
+}
+
+/// Stores an endpoint of the fixture's API key.
+async fn registered(fixture: &StoreFixture, events: &[EventType]) -> Endpoint {
+    let endpoint = endpoint("key", events);
+    assert!(fixture.notifications.put_endpoint(&endpoint, 10).await.unwrap());
+    endpoint
+}
+
+/// A submitted row whose move to that status was saved with its events.
+async fn submitted(fixture: &StoreFixture) -> Transaction {
+    let (claimed, token) = fixture.claimed().await;
+    let bound = super::fixture::bind(&claimed, token, &Uuid::new_v4().to_string());
+    save(fixture, &claimed, bound).await
+}
+
+async fn failed(fixture: &StoreFixture, row: &Transaction) -> Transaction {
+    let mut next = row.clone();
+    next.version += 1;
+    (next.status, next.failed_by) = (Status::Failed, Some(FailedBy::Relayer));
+    (next.error_message, next.check_at) = (Some("it reverted".to_owned()), None);
+    save(fixture, row, Moved::new(next, vec![Step::new("failed", "it reverted")])).await
+}
+
+async fn save(fixture: &StoreFixture, before: &Transaction, moved: Moved) -> Transaction {
+    let events = moved.transaction.events_since(before);
+    let moved = Moved { events, ..moved };
+    assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
+    moved.transaction
+}
+
+async fn lease(fixture: &StoreFixture, endpoint: &Endpoint, at: Timestamp) -> Vec<Delivery> {
+    let store = &fixture.notifications;
+    store.lease_deliveries(&[(endpoint.id, 100)], at, at + MINUTE, Uuid::new_v4()).await.unwrap()
+}
+
+fn kinds(deliveries: &[Delivery]) -> Vec<EventType> {
+    deliveries.iter().map(|delivery| delivery.kind).collect()
+}
+
+fn record(delivery: &Delivery, then: DeliveryThen, endpoint: EndpointThen) -> AttemptRecord {
+    let error = (then != DeliveryThen::Delivered).then(|| "answered 500".to_owned());
+    let attempt = Attempt {
+        id: Uuid::now_v7(),
+        event: delivery.event.clone(),
+        number: delivery.attempts + 1,
+        at: now(),
+        duration: Duration::from_millis(12),
+        status: Some(if error.is_some() { 500 } else { 204 }),
+        answer: Some("ä".to_owned()),
+        error,
+    };
+    AttemptRecord { delivery: delivery.clone(), attempt, then, endpoint, now: now() }
+}
+
+async fn deliver(fixture: &StoreFixture, delivery: &Delivery) {
+    let record = record(delivery, DeliveryThen::Delivered, EndpointThen::Works);
+    fixture.notifications.record_attempt(&record).await.unwrap();
+}
+
+async fn an_endpoint_is_read_back_unchanged_and_changed_by_one_version_only(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let first = registered(fixture, &EventType::SUBSCRIBABLE).await;
+    assert_eq!(store.endpoint(first.id).await.unwrap().as_ref(), Some(&first));
+    assert_eq!(store.endpoint(EndpointId(Uuid::nil())).await.unwrap(), None);
+    let changed = Endpoint {
+        url: "https://example.com/other".to_owned(),
+        events: vec![EventType::Failed],
+        description: None,
+        previous_secret: Some((first.secret.clone(), now() + MINUTE)),
+        disabled: Some(Disabled { at: now(), reason: "because".to_owned() }),
+        ..first.clone()
+    };
+    assert!(store.change_endpoint(&changed).await.unwrap());
+    assert!(!store.change_endpoint(&changed).await.unwrap(), "its version has changed");
+    let stored = Endpoint { version: 2, ..changed };
+    assert_eq!(store.endpoint(first.id).await.unwrap().as_ref(), Some(&stored));
+    assert_eq!(store.endpoints(Some("key")).await.unwrap(), [stored]);
+    assert!(store.endpoints(Some("other")).await.unwrap().is_empty());
+    assert_eq!(store.endpoints(None).await.unwrap().len(), 1);
+    assert!(store.delete_endpoint(first.id).await.unwrap());
+    assert!(!store.delete_endpoint(first.id).await.unwrap());
+}
+
+async fn an_owner_has_a_limited_number_of_endpoints(fixture: &StoreFixture) {
+    let many: Vec<_> = (0..6).map(|_| endpoint("key", &[EventType::Failed])).collect();
+    let stored = many.iter().map(|endpoint| fixture.notifications.put_endpoint(endpoint, 3));
+    let stored = futures::future::join_all(stored).await;
+    assert_eq!(stored.into_iter().filter(|stored| *stored.as_ref().unwrap()).count(), 3);
+    assert!(fixture.notifications.put_endpoint(&endpoint("other", &[EventType::Failed]), 3).await.unwrap());
+}
+
+async fn events_are_written_with_the_change_or_not_at_all(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &EventType::SUBSCRIBABLE).await;
+    let (claimed, token) = fixture.claimed().await;
+    let bound = super::fixture::bind(&claimed, token, "oz-1");
+    let moved = Moved { events: bound.transaction.events_since(&claimed), ..bound.clone() };
+    // A stale move changes nothing, and writes no event.
+    let mut stale = moved.clone();
+    stale.transaction.version += 5;
+    assert_eq!(fixture.store.save(&stale).await.unwrap(), Saved::Stale);
+    assert!(lease(fixture, &endpoint, now() + MINUTE).await.is_empty());
+    assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
+    let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+    assert_eq!(kinds(&leased), [EventType::Submitted]);
+    let payload: serde_json::Value = serde_json::from_str(&leased[0].payload).unwrap();
+    assert_eq!(payload["event"], "transaction.submitted");
+    assert_eq!(payload["transactionId"], claimed.id.to_string());
+    assert_eq!(payload["sequence"], moved.transaction.version);
+    assert_eq!(payload["eventId"], leased[0].event.0);
+}
+
+async fn only_endpoints_of_the_key_that_ask_for_an_event_get_it(fixture: &StoreFixture) {
+    let ends = registered(fixture, &[EventType::Completed]).await;
+    let failures = registered(fixture, &[EventType::Failed, EventType::Unknown]).await;
+    let stranger = endpoint("other", &EventType::SUBSCRIBABLE);
+    let everyone = Endpoint { id: EndpointId::ENVIRONMENT, ..endpoint(EVERY_KEY, &[EventType::Submitted]) };
+    assert!(fixture.notifications.put_endpoint(&stranger, 10).await.unwrap());
+    assert!(fixture.notifications.put_endpoint(&everyone, 10).await.unwrap());
+    let row = submitted(fixture).await;
+    failed(fixture, &row).await;
+    let at = now() + MINUTE;
+    assert_eq!(kinds(&lease(fixture, &ends, at).await), [EventType::Completed]);
+    assert_eq!(kinds(&lease(fixture, &failures, at).await), [EventType::Failed]);
+    assert_eq!(kinds(&lease(fixture, &everyone, at).await), [EventType::Submitted]);
+    assert!(lease(fixture, &stranger, at).await.is_empty());
+}
+
+async fn an_event_that_is_written_again_is_the_same_event(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    let row = submitted(fixture).await;
+    let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+    deliver(fixture, &leased[0]).await;
+    // As an event that is emitted at every look at a row.
+    let mut next = row.clone();
+    next.version += 1;
+    let mut before = row.clone();
+    before.status = Status::Pending;
+    let events = row.events_since(&before);
+    assert_eq!(events[0].id, leased[0].event);
+    let again = Moved { events, ..Moved::new(next, Vec::new()) };
+    assert_eq!(fixture.store.save(&again).await.unwrap(), Saved::Yes { early: false });
+    assert!(lease(fixture, &endpoint, now() + MINUTE).await.is_empty(), "it was delivered");
+}
+
+async fn events_of_one_transaction_are_leased_in_order(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &EventType::SUBSCRIBABLE).await;
+    let row = submitted(fixture).await;
+    failed(fixture, &row).await;
+    submitted(fixture).await;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+        for delivery in leased.iter().filter(|delivery| delivery.transaction == row.id) {
+            seen.push(delivery.kind);
+        }
+        for delivery in &leased {
+            deliver(fixture, delivery).await;
+        }
+    }
+    assert_eq!(seen, [EventType::Submitted, EventType::Failed, EventType::Completed]);
+    assert!(lease(fixture, &endpoint, now() + MINUTE).await.is_empty());
+}
+
+async fn a_delivery_is_leased_once_until_its_lease_ends(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    for _ in 0..20 {
+        submitted(fixture).await;
+    }
+    let at = now() + MINUTE;
+    let store = &fixture.notifications;
+    let until = at + MINUTE;
+    let leases = (0..4).map(|_| async {
+        let mut mine = Vec::new();
+        loop {
+            let some = store.lease_deliveries(&[(endpoint.id, 3)], at, until, Uuid::new_v4()).await.unwrap();
+            if some.is_empty() {
+                return mine;
+            }
+            mine.extend(some);
+        }
+    });
+    let leased = futures::future::join_all(leases).await.concat();
+    let distinct: BTreeSet<_> = leased.iter().map(|delivery| &delivery.event).collect();
+    assert_eq!((leased.len(), distinct.len()), (20, 20));
+    assert!(store.due_endpoints(until - Duration::from_millis(1)).await.unwrap().is_empty());
+    assert_eq!(store.due_endpoints(until).await.unwrap().len(), 1, "its process died");
+    // What was not tried is given back at once; an attempt after the lease ended cannot put it off.
+    let (kept, returned) = leased.split_at(10);
+    store.return_deliveries(returned, at).await.unwrap();
+    assert_eq!(lease(fixture, &endpoint, at).await.len(), 10);
+    let again = lease(fixture, &endpoint, until).await;
+    assert_eq!(again.len(), 20, "all leases have ended");
+    let late = record(&kept[0], DeliveryThen::RetryAt(at + MINUTE * 600), EndpointThen::Fails { paused_until: None });
+    store.record_attempt(&late).await.unwrap();
+    store.return_deliveries(&again, at).await.unwrap();
+    assert_eq!(lease(fixture, &endpoint, at).await.len(), 20, "none was put off");
+}
+
+async fn a_failed_delivery_puts_off_the_later_events_of_its_transaction(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &[EventType::Submitted, EventType::Completed]).await;
+    let row = submitted(fixture).await;
+    failed(fixture, &row).await;
+    let at = now() + MINUTE;
+    let first = lease(fixture, &endpoint, at).await.remove(0);
+    let later = at + MINUTE * 10;
+    let fails = EndpointThen::Fails { paused_until: None };
+    fixture.notifications.record_attempt(&record(&first, DeliveryThen::RetryAt(later), fails.clone())).await.unwrap();
+    assert!(fixture.notifications.due_endpoints(later - Duration::from_millis(1)).await.unwrap().is_empty());
+    let stored = fixture.notifications.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!(stored.failures, 1);
+    assert!(stored.failing_since.is_some());
+    let again = lease(fixture, &endpoint, later).await;
+    assert_eq!((kinds(&again), again[0].attempts), (vec![EventType::Submitted], 1));
+    // Given up: the next one follows at once.
+    fixture.notifications.record_attempt(&record(&again[0], DeliveryThen::GivenUp, fails)).await.unwrap();
+    let next = lease(fixture, &endpoint, now() + MINUTE).await;
+    assert_eq!(kinds(&next), [EventType::Completed]);
+    deliver(fixture, &next[0]).await;
+    let stored = fixture.notifications.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((stored.failures, stored.failing_since), (0, None));
+    let counts = fixture.notifications.endpoint_counts(endpoint.id).await.unwrap();
+    assert_eq!((counts.waiting, counts.given_up), (0, 1));
+    let timeline = fixture.store.timeline(row.id).await.unwrap();
+    let actions: Vec<_> = timeline.iter().map(|entry| entry.action.as_str()).collect();
+    assert!(actions.ends_with(&["notification-failed", "notification-given-up", "notified"]), "{actions:?}");
+}
+
+async fn a_success_counts_although_its_lease_was_lost(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    let at = now() + MINUTE;
+    let first = lease(fixture, &endpoint, at).await.remove(0);
+    let second = lease(fixture, &endpoint, at + MINUTE).await.remove(0);
+    deliver(fixture, &first).await;
+    let late = record(&second, DeliveryThen::RetryAt(at + MINUTE), EndpointThen::Fails { paused_until: None });
+    fixture.notifications.record_attempt(&late).await.unwrap();
+    assert!(lease(fixture, &endpoint, at + MINUTE * 600).await.is_empty());
+    assert_eq!(fixture.notifications.attempts(endpoint.id, None, 10).await.unwrap().len(), 2);
+}
+
+async fn a_disabled_endpoint_gets_nothing_and_can_recover_what_it_missed(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    let start = now();
+    let waiting = submitted(fixture).await;
+    submitted(fixture).await;
+    let at = now() + MINUTE;
+    let first = lease(fixture, &endpoint, at).await.remove(0);
+    let gone = EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned() };
+    store.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
+    let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!(stored.disabled.as_ref().unwrap().reason, "the endpoint answered 410 Gone");
+    let missed = submitted(fixture).await;
+    assert!(store.due_endpoints(at + MINUTE * 60).await.unwrap().is_empty());
+    assert_eq!(store.endpoint_counts(endpoint.id).await.unwrap().given_up, 2);
+
+    assert!(store.change_endpoint(&Endpoint { disabled: None, ..stored }).await.unwrap());
+    let enabled = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((enabled.failures, enabled.failing_since, enabled.paused_until), (0, None, None));
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(now() + MINUTE), now()).await.unwrap(), 0);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(start), now()).await.unwrap(), 3);
+    let recovered: BTreeSet<_> =
+        lease(fixture, &enabled, now() + MINUTE).await.iter().map(|delivery| delivery.transaction).collect();
+    assert_eq!(recovered.len(), 3);
+    assert!(recovered.contains(&waiting.id) && recovered.contains(&missed.id));
+}
+
+async fn one_event_is_delivered_again_on_request_and_to_its_owner_only(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let own = registered(fixture, &[EventType::Submitted]).await;
+    let stranger = endpoint("other", &[EventType::Submitted]);
+    assert!(store.put_endpoint(&stranger, 10).await.unwrap());
+    submitted(fixture).await;
+    let first = lease(fixture, &own, now() + MINUTE).await.remove(0);
+    deliver(fixture, &first).await;
+    let event = Requeue::Event(first.event.clone());
+    assert_eq!(store.requeue(own.id, &event, now()).await.unwrap(), 1);
+    let again = lease(fixture, &own, now() + MINUTE).await;
+    assert_eq!((again.len(), &again[0].event, again[0].attempts), (1, &first.event, 0));
+    assert_eq!(store.requeue(stranger.id, &event, now()).await.unwrap(), 0, "another key's event");
+    let unknown = Requeue::Event(EventId("evt_unknown".to_owned()));
+    assert_eq!(store.requeue(own.id, &unknown, now()).await.unwrap(), 0);
+    let test = Event {
+        id: EventId("evt_test".to_owned()),
+        kind: EventType::Test,
+        transaction: TransactionId(Uuid::nil()),
+        api_key: "key".to_owned(),
+        position: 0,
+        at: now(),
+        payload: "{}".to_owned(),
+    };
+    store.put_test(own.id, &test).await.unwrap();
+    assert_eq!(kinds(&lease(fixture, &own, now() + MINUTE).await), [EventType::Test]);
+}
+
+async fn attempts_are_listed_newest_first_and_old_rows_are_deleted(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    for _ in 0..5 {
+        submitted(fixture).await;
+    }
+    let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+    for delivery in &leased[..4] {
+        deliver(fixture, delivery).await;
+    }
+    let first = store.attempts(endpoint.id, None, 3).await.unwrap();
+    let rest = store.attempts(endpoint.id, Some(first[2].id), 3).await.unwrap();
+    assert_eq!((first.len(), rest.len()), (3, 1));
+    let events: Vec<_> = first.iter().chain(&rest).map(|attempt| &attempt.event).collect();
+    let sent: Vec<_> = leased[..4].iter().rev().map(|delivery| &delivery.event).collect();
+    assert_eq!(events, sent);
+    assert_eq!(
+        (first[0].status, first[0].answer.as_deref(), first[0].duration.as_millis()),
+        (Some(204), Some("ä"), 12)
+    );
+
+    let counts = store.notification_counts(now()).await.unwrap();
+    assert_eq!((counts.waiting, counts.enabled, counts.disabled), (1, 1, 0));
+    assert!(counts.oldest_waiting.is_some());
+    assert_eq!(store.forget_notifications(now() - MINUTE, 100).await.unwrap(), 0);
+    let mut deleted = 0;
+    loop {
+        let some = store.forget_notifications(now() + MINUTE, 3).await.unwrap();
+        deleted += some;
+        if some == 0 {
+            break;
+        }
+    }
+    assert_eq!(deleted, 4 + 4 + 4, "deliveries, attempts and events that have ended");
+    assert_eq!(store.endpoint_counts(endpoint.id).await.unwrap().waiting, 1, "what waits is kept");
+    assert_eq!(lease(fixture, &endpoint, now() + MINUTE * 60).await.len(), 1);
+}
+
+async fn paused_endpoints_are_not_due(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    submitted(fixture).await;
+    let at = now() + MINUTE;
+    let first = lease(fixture, &endpoint, at).await.remove(0);
+    let paused = EndpointThen::Fails { paused_until: Some(at + MINUTE) };
+    store.record_attempt(&record(&first, DeliveryThen::RetryAt(at), paused)).await.unwrap();
+    assert!(store.due_endpoints(at + MINUTE - Duration::from_millis(1)).await.unwrap().is_empty());
+    let due = store.due_endpoints(at + MINUTE).await.unwrap();
+    assert_eq!((due.len(), due[0].failures, due[0].url.as_str()), (1, 1, endpoint.url.as_str()));
+}
