@@ -12,6 +12,7 @@ mod process;
 mod product;
 mod queue;
 mod raw;
+mod receiver;
 mod relay;
 mod report;
 mod scratch;
@@ -49,6 +50,9 @@ enum Command {
     /// The empty server of `accept`: the product's HTTP layers without work
     #[command(hide = true)]
     EmptyServer,
+    /// The receiver of client notifications
+    #[command(hide = true)]
+    Receiver(receiver::ReceiverArgs),
     /// The simulated relayers of `relay`
     #[command(hide = true)]
     Relayers(simulated_relayers::RelayerArgs),
@@ -117,6 +121,9 @@ struct Settings {
     /// Transactions to relay (`relay` only)
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     transactions: u64,
+    /// Deliver client notifications of every event to a receiver on this machine (`accept` and `relay` only)
+    #[arg(long)]
+    notify: bool,
     /// Messages in the deep queue (`queue` only)
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     depth: usize,
@@ -151,6 +158,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Measure(measurement) => measure(measurement).await,
         Command::EmptyServer => empty_server::serve().await,
+        Command::Receiver(args) => receiver::serve(args).await,
         Command::Relayers(args) => simulated_relayers::serve(args).await,
     }
 }

@@ -5,6 +5,7 @@ use pipeline::sqlite::Database;
 use super::{AcceptRounds, load, start_empty_server};
 use crate::Settings;
 use crate::process::{NO_RELAYERS, ServiceProcess, service_vars};
+use crate::receiver::Receiver;
 use crate::report::{Report, median};
 use crate::scratch::{Round, ScratchDirectory};
 use crate::transactions::EmbeddedAccepts;
@@ -14,7 +15,8 @@ const EMPTY_SERVER_SHARE_MIN: f64 = 50.0;
 
 pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     let directory = ScratchDirectory::create(&settings.data_dir, "accept")?;
-    let vars = service_vars(directory.path(), NO_RELAYERS);
+    let receiver = Receiver::start(settings).await?;
+    let vars = [service_vars(directory.path(), NO_RELAYERS), receiver.vars()].concat();
     let empty_server = start_empty_server(&vars).await?;
     let api = ServiceProcess::start(&["relay-api"], &vars).await?;
     let raw_directory = ScratchDirectory::create(directory.path(), "raw")?;
@@ -34,7 +36,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     let mut report = Report::default();
     report.figure("empty server", empty, "req/s", format!("{connections}; same HTTP layers, no work"));
     report.figure("raw group commit of row + message", commits, "rows/s", "same statements, no HTTP");
-    report.figure("durable accept", accepted, "202/s", &connections);
+    report.figure("durable accept", accepted, "202/s", format!("{connections}{}", receiver.note()));
     report.figure("  share of the empty server", 100.0 * accepted / empty, "%", "");
     report.figure("  share of the raw group commit", 100.0 * accepted / commits, "%", "");
     accepts.report(&mut report, &api);

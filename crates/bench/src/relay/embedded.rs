@@ -5,6 +5,7 @@ use pipeline::sqlite::Database;
 use super::{SimulatedRelayers, report_latency_and_memory, report_raw_posts, submission_throughput};
 use crate::Settings;
 use crate::process::{ServiceProcess, service_vars};
+use crate::receiver::Receiver;
 use crate::report::Report;
 use crate::scratch::{ScratchDirectory, progress};
 use crate::simulated_relayers::RELAYERS;
@@ -16,7 +17,8 @@ const SUBMISSIONS_MIN: f64 = 50.0 * 32.0;
 pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
     let directory = ScratchDirectory::create(&settings.data_dir, "relay")?;
     let relayers = SimulatedRelayers::start(&directory).await?;
-    let vars = service_vars(directory.path(), &relayers.urls.join(","));
+    let receiver = Receiver::start(settings).await?;
+    let vars = [service_vars(directory.path(), &relayers.urls.join(",")), receiver.vars()].concat();
     let posts = relayers.raw_post_rate(settings).await?;
 
     progress(format_args!("queueing {} transactions", settings.transactions));
@@ -33,7 +35,11 @@ pub async fn run(settings: &Settings) -> anyhow::Result<Report> {
 
     let mut report = Report::default();
     report_raw_posts(&mut report, posts);
-    let note = format!("{} transactions, {RELAYERS} simulated relayers on this machine", settings.transactions);
+    let note = format!(
+        "{} transactions, {RELAYERS} simulated relayers on this machine{}",
+        settings.transactions,
+        receiver.note()
+    );
     report.figure("submissions of one consumer", rate, "tx/s", note);
     report.figure("  share of the raw POSTs", 100.0 * rate / posts, "%", "claim, POST, bind, acknowledge");
     report_latency_and_memory(&mut report, &idle, consumer_mib);

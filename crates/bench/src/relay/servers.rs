@@ -4,6 +4,7 @@ use super::{SimulatedRelayers, report_latency_and_memory, report_raw_posts, subm
 use crate::Settings;
 use crate::process::{ServiceProcess, service_vars};
 use crate::raw::RawBroker;
+use crate::receiver::Receiver;
 use crate::report::{Report, Spread, median};
 use crate::scratch::{Round, ScratchDirectory};
 use crate::servers::relay::RelayServers;
@@ -27,7 +28,8 @@ struct ConsumerRounds {
 pub async fn run(settings: &Settings, servers: &RelayServers) -> anyhow::Result<Report> {
     let directory = ScratchDirectory::create(&settings.data_dir, "relay")?;
     let relayers = SimulatedRelayers::start(&directory).await?;
-    let common = service_vars(directory.path(), &relayers.urls.join(","));
+    let receiver = Receiver::start(settings).await?;
+    let common = [service_vars(directory.path(), &relayers.urls.join(",")), receiver.vars()].concat();
     let posts = relayers.raw_post_rate(settings).await?;
     let mut broker = servers.raw_broker().await?;
 
@@ -64,7 +66,11 @@ pub async fn run(settings: &Settings, servers: &RelayServers) -> anyhow::Result<
     report_raw_posts(&mut report, posts);
     let note = format!("{}; {}", broker.drain_method(), drained.range);
     report.figure(broker.drain_name(), drained.median, "msg/s", note);
-    let note = format!("{} transactions, {RELAYERS} simulated relayers on this machine", settings.transactions);
+    let note = format!(
+        "{} transactions, {RELAYERS} simulated relayers on this machine{}",
+        settings.transactions,
+        receiver.note()
+    );
     report.figure("submissions of one consumer", one.median, "tx/s", format!("{note}; {}", one.range));
     report.figure(format!("  share of {}", broker.drain_name()), share, "%", "");
     report.figure("  CPU use of the machine", one_percent, "%", "100 is all processors");
