@@ -45,7 +45,8 @@ impl Notifier {
     pub async fn run(&self, shutdown: CancellationToken) -> anyhow::Result<()> {
         let random = Randomness::system();
         let lease = self.config.timeout * LEASE_TIMEOUTS;
-        let queue = Arc::new(OutboxQueue::new(Arc::clone(&self.store), self.clock.clone(), random.clone(), lease));
+        let (store, clock) = (Arc::clone(&self.store), self.clock.clone());
+        let queue = Arc::new(OutboxQueue::new(store, clock, random.clone(), lease, self.config.concurrency));
         let sender = Sender::new(AddressGuard::new((&self.config).into()), self.config.timeout)
             .map_err(|why| anyhow::anyhow!("webhooks cannot be sent: {why}"))?;
         let deliverer = Deliverer {

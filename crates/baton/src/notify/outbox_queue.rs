@@ -1,7 +1,9 @@
 //! The deliveries that are due, as a queue for the pipeline: which one is next, and how many run at once.
 //!
-//! Endpoints take turns, so that a large backlog of one does not delay the others. An endpoint, and a host with several
-//! endpoints, has a limited number of attempts in flight in each process; one that keeps failing has a single one. What an
+//! Endpoints take turns, so that a large backlog of one does not delay the others. An endpoint, a host with several
+//! endpoints and an API key with several endpoints have a limited number of attempts in flight in each process. An endpoint
+//! that keeps failing has a single one, and all of those together take half of the places: receivers that hang leave the
+//! rest to the others. What an
 //! attempt leads to is stored by the handler ([`super::delivery`]) in one commit; settling a message here only frees its
 //! place, or gives back what was not tried.
 
@@ -25,6 +27,10 @@ pub const QUEUE: &str = "webhook-deliveries";
 const ENDPOINT_MAX: usize = 4;
 /// Attempts in flight to one host in one process.
 const HOST_MAX: usize = 16;
+/// Share of all places that the endpoints of one API key take, in quarters.
+const OWNER_QUARTERS: usize = 3;
+/// Share of all places that failing endpoints take, in quarters.
+const FAILING_QUARTERS: usize = 2;
 /// Pause between two looks for due deliveries while there are none.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -34,22 +40,46 @@ pub struct OutboxQueue {
     clock: Clock,
     random: Randomness,
     lease: Duration,
+    concurrency: usize,
     in_flight: Mutex<InFlight>,
 }
 
 /// The deliveries that this process has leased, by receipt.
 #[derive(Default)]
 struct InFlight {
-    deliveries: HashMap<String, (Delivery, String)>,
+    deliveries: HashMap<String, (Delivery, Place)>,
     by_endpoint: HashMap<EndpointId, usize>,
     by_host: HashMap<String, usize>,
+    by_owner: HashMap<String, usize>,
+    failing: usize,
+}
+
+/// What a delivery in flight counts towards.
+#[derive(Clone)]
+struct Place {
+    host: String,
+    owner: String,
+    failing: bool,
+}
+
+impl Place {
+    fn of(due: &DueEndpoint) -> Self {
+        let failing = due.failures >= FAILURES_BEFORE_PAUSE;
+        Self { host: host(&due.url), owner: due.owner.clone(), failing }
+    }
 }
 
 impl OutboxQueue {
     /// The deliveries of this store. Each is leased for `lease`, which must be longer than an attempt and the storing of its
-    /// result; then another process may try.
-    pub fn new(store: Arc<dyn NotificationStore>, clock: Clock, random: Randomness, lease: Duration) -> Self {
-        Self { store, clock, random, lease, in_flight: Mutex::default() }
+    /// result; then another process may try. At most `concurrency` are in flight.
+    pub fn new(
+        store: Arc<dyn NotificationStore>,
+        clock: Clock,
+        random: Randomness,
+        lease: Duration,
+        concurrency: usize,
+    ) -> Self {
+        Self { store, clock, random, lease, concurrency, in_flight: Mutex::default() }
     }
 
     /// The delivery of a message that was received here and is not settled.
@@ -61,11 +91,11 @@ impl OutboxQueue {
     async fn lease_due(&self, max: usize) -> Result<Vec<Message>, QueueError> {
         let now = self.clock.now();
         let due = self.store.due_endpoints(now).await.map_err(queue_error)?;
-        let places = self.lock().places(&due, max);
+        let places = self.lock().places(&due, max, self.concurrency);
         if places.is_empty() {
             return Ok(Vec::new());
         }
-        let hosts: HashMap<EndpointId, String> = due.iter().map(|due| (due.id, host(&due.url))).collect();
+        let kinds: HashMap<EndpointId, Place> = due.iter().map(|due| (due.id, Place::of(due))).collect();
         let lease = self.random.uuid_v4();
         let leased = self.store.lease_deliveries(&places, now, now + self.lease, lease).await.map_err(queue_error)?;
         let mut in_flight = self.lock();
@@ -79,8 +109,7 @@ impl OutboxQueue {
                 sent_at: SystemTime::UNIX_EPOCH + Duration::from_millis(delivery.created_at.0.unsigned_abs()),
                 receipt: receipt.clone(),
             };
-            let host = hosts.get(&delivery.endpoint).cloned().unwrap_or_default();
-            in_flight.add(receipt, delivery, host);
+            in_flight.add(receipt, kinds[&delivery.endpoint].clone(), delivery);
             message
         });
         Ok(messages.collect())
@@ -104,19 +133,28 @@ impl OutboxQueue {
 
 impl InFlight {
     /// How many deliveries to lease for each endpoint: one after the other gets a place, until `max` are given away.
-    fn places(&self, due: &[DueEndpoint], max: usize) -> Vec<(EndpointId, usize)> {
-        let mut by_host = self.by_host.clone();
+    fn places(&self, due: &[DueEndpoint], max: usize, concurrency: usize) -> Vec<(EndpointId, usize)> {
+        let (mut by_host, mut by_owner, mut failing) = (self.by_host.clone(), self.by_owner.clone(), self.failing);
+        let quarters = |count: usize| (concurrency * count / 4).max(1);
+        let kinds: Vec<_> = due.iter().map(Place::of).collect();
         let mut places = vec![0; due.len()];
         let mut left = max;
         loop {
             let before = left;
-            for (place, endpoint) in places.iter_mut().zip(due) {
-                let limit = if endpoint.failures >= FAILURES_BEFORE_PAUSE { 1 } else { ENDPOINT_MAX };
+            for ((place, endpoint), kind) in places.iter_mut().zip(due).zip(&kinds) {
+                let limit = if kind.failing { 1 } else { ENDPOINT_MAX };
                 let taken = self.by_endpoint.get(&endpoint.id).copied().unwrap_or(0) + *place;
-                let at_host = by_host.entry(host(&endpoint.url)).or_default();
-                if left > 0 && taken < limit && *at_host < HOST_MAX {
+                let at_host = by_host.entry(kind.host.clone()).or_default();
+                let of_owner = by_owner.entry(kind.owner.clone()).or_default();
+                let is_free = taken < limit
+                    && *at_host < HOST_MAX
+                    && *of_owner < quarters(OWNER_QUARTERS)
+                    && !(kind.failing && failing >= quarters(FAILING_QUARTERS));
+                if left > 0 && is_free {
                     *place += 1;
                     *at_host += 1;
+                    *of_owner += 1;
+                    failing += usize::from(kind.failing);
                     left -= 1;
                 }
             }
@@ -127,16 +165,20 @@ impl InFlight {
         due.iter().map(|due| due.id).zip(places).filter(|(_, places)| *places > 0).collect()
     }
 
-    fn add(&mut self, receipt: Receipt, delivery: Delivery, host: String) {
+    fn add(&mut self, receipt: Receipt, place: Place, delivery: Delivery) {
         *self.by_endpoint.entry(delivery.endpoint).or_default() += 1;
-        *self.by_host.entry(host.clone()).or_default() += 1;
-        self.deliveries.insert(receipt.0, (delivery, host));
+        *self.by_host.entry(place.host.clone()).or_default() += 1;
+        *self.by_owner.entry(place.owner.clone()).or_default() += 1;
+        self.failing += usize::from(place.failing);
+        self.deliveries.insert(receipt.0, (delivery, place));
     }
 
     fn remove(&mut self, receipt: &Receipt) -> Option<Delivery> {
-        let (delivery, host) = self.deliveries.remove(&receipt.0)?;
+        let (delivery, place) = self.deliveries.remove(&receipt.0)?;
         release(&mut self.by_endpoint, &delivery.endpoint);
-        release(&mut self.by_host, &host);
+        release(&mut self.by_host, &place.host);
+        release(&mut self.by_owner, &place.owner);
+        self.failing -= usize::from(place.failing);
         Some(delivery)
     }
 }
@@ -261,11 +303,12 @@ mod tests {
     use crate::timestamp::Timestamp;
 
     fn due(id: u128, url: &str, failures: u32) -> DueEndpoint {
-        DueEndpoint { id: EndpointId(Uuid::from_u128(id)), url: url.to_owned(), failures, since: Timestamp(0) }
+        let (id, owner) = (EndpointId(Uuid::from_u128(id)), "a".to_owned());
+        DueEndpoint { id, owner, url: url.to_owned(), failures, since: Timestamp(0) }
     }
 
     fn places(in_flight: &InFlight, due: &[DueEndpoint], max: usize) -> Vec<usize> {
-        let given = in_flight.places(due, max);
+        let given = in_flight.places(due, max, 64);
         due.iter().map(|due| given.iter().find(|(id, _)| *id == due.id).map_or(0, |(_, places)| *places)).collect()
     }
 
@@ -282,6 +325,20 @@ mod tests {
     fn endpoints_of_one_host_share_a_limit() {
         let many: Vec<_> = (0..20).map(|id| due(id, "https://a/hook", 0)).collect();
         assert_eq!(places(&InFlight::default(), &many, 100).iter().sum::<usize>(), HOST_MAX);
+    }
+
+    #[test]
+    fn one_key_and_failing_endpoints_leave_places_to_others() {
+        let own: Vec<_> = (0..100).map(|id| due(id, &format!("https://h{id}/"), 0)).collect();
+        assert_eq!(places(&InFlight::default(), &own, 1000).iter().sum::<usize>(), 48, "three quarters for one key");
+        let dead: Vec<_> = own.iter().map(|due| DueEndpoint { failures: 9, ..due.clone() }).collect();
+        assert_eq!(places(&InFlight::default(), &dead, 1000).iter().sum::<usize>(), 32, "half for failing endpoints");
+        let mut in_flight = InFlight { failing: 32, ..InFlight::default() };
+        assert_eq!(in_flight.places(&dead, 1000, 64), []);
+        in_flight.by_owner.insert("a".to_owned(), 48);
+        assert_eq!(in_flight.places(&own, 1000, 64), []);
+        let other = [DueEndpoint { owner: "b".to_owned(), ..due(7, "https://b/", 0) }];
+        assert_eq!(in_flight.places(&other, 1000, 64), [(other[0].id, ENDPOINT_MAX)]);
     }
 
     #[test]

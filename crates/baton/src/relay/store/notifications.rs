@@ -142,6 +142,8 @@ pub struct Disabled {
 pub struct DueEndpoint {
     /// Its id.
     pub id: EndpointId,
+    /// The API key that registered it, which shares a limit with that key's other endpoints.
+    pub owner: String,
     /// Its URL, whose host shares a limit with other endpoints.
     pub url: String,
     /// Failures since the last success.

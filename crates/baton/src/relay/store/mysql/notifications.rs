@@ -138,7 +138,7 @@ impl NotificationStore for MySqlStore {
     }
 
     async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError> {
-        const SQL: &str = "SELECT id, url, failures, since FROM (SELECT id, url, failures, \
+        const SQL: &str = "SELECT id, url, failures, since, api_key FROM (SELECT id, url, failures, api_key, \
              (SELECT due_at FROM webhook_deliveries WHERE endpoint_id = endpoint.id AND due_at IS NOT NULL \
               ORDER BY due_at LIMIT 1) AS since \
              FROM webhook_endpoints AS endpoint \
@@ -153,6 +153,7 @@ impl NotificationStore for MySqlStore {
                     url: row.try_get(1)?,
                     failures: row.try_get(2)?,
                     since: required_moment(row, 3)?,
+                    owner: String::from_utf8_lossy(row.try_get(4)?).into_owned(),
                 })
             });
             due.collect::<Result<Vec<_>, sqlx::Error>>()

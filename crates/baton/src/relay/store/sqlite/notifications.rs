@@ -110,7 +110,7 @@ impl NotificationStore for SqliteStore {
     async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError> {
         self.read(move |connection| {
             let mut statement = connection.prepare_cached(
-                "SELECT id, url, failures, since FROM (SELECT id, url, failures, \
+                "SELECT id, url, failures, since, api_key FROM (SELECT id, url, failures, api_key, \
                  (SELECT due_at FROM webhook_deliveries WHERE endpoint_id = endpoint.id AND due_at IS NOT NULL \
                   ORDER BY due_at LIMIT 1) AS since \
                  FROM webhook_endpoints AS endpoint \
@@ -123,6 +123,7 @@ impl NotificationStore for SqliteStore {
                     url: row.get(1)?,
                     failures: row.get(2)?,
                     since: Timestamp(row.get(3)?),
+                    owner: row.get(4)?,
                 })
             })?;
             due.collect()
