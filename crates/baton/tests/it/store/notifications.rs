@@ -136,11 +136,14 @@ async fn an_endpoint_is_read_back_unchanged_and_changed_by_one_version_only(fixt
 }
 
 async fn an_owner_has_a_limited_number_of_endpoints(fixture: &StoreFixture) {
-    let many: Vec<_> = (0..6).map(|_| endpoint("key", &[EventType::Failed])).collect();
-    let stored = many.iter().map(|endpoint| fixture.notifications.put_endpoint(endpoint, 3));
-    let stored = futures::future::join_all(stored).await;
-    assert_eq!(stored.into_iter().filter(|stored| *stored.as_ref().unwrap()).count(), 3);
-    assert!(fixture.notifications.put_endpoint(&endpoint("other", &[EventType::Failed]), 3).await.unwrap());
+    // Several rounds, because only registrations at the same moment could exceed the limit.
+    for owner in 0..10 {
+        let owner = format!("owner-{owner}");
+        let many: Vec<_> = (0..12).map(|_| endpoint(&owner, &[EventType::Failed])).collect();
+        let stored = many.iter().map(|endpoint| fixture.notifications.put_endpoint(endpoint, 3));
+        let stored = futures::future::join_all(stored).await;
+        assert_eq!(stored.into_iter().filter(|stored| *stored.as_ref().unwrap()).count(), 3);
+    }
 }
 
 async fn events_are_written_with_the_change_or_not_at_all(fixture: &StoreFixture) {
@@ -299,6 +302,12 @@ async fn a_disabled_endpoint_gets_nothing_and_can_recover_what_it_missed(fixture
     let waiting = submitted(fixture).await;
     submitted(fixture).await;
     let at = now() + MINUTE;
+    // Its owner disables it: what waits is kept, and not due.
+    let disabled = Some(Disabled { at: now(), reason: "disabled by its owner".to_owned() });
+    assert!(store.change_endpoint(&Endpoint { disabled, ..endpoint.clone() }).await.unwrap());
+    assert!(store.due_endpoints(at).await.unwrap().is_empty());
+    assert!(store.change_endpoint(&Endpoint { version: 2, ..endpoint.clone() }).await.unwrap());
+    assert_eq!(store.due_endpoints(at).await.unwrap().len(), 1);
     let first = lease(fixture, &endpoint, at).await.remove(0);
     let gone = EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned() };
     store.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();

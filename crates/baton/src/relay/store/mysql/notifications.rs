@@ -35,8 +35,8 @@ impl NotificationStore for MySqlStore {
     async fn put_endpoint(&self, endpoint: &Endpoint, max: usize) -> Result<bool, StoreError> {
         self.pool
             .transact(work!(connection => {
-                // Locked, so that two concurrent calls do not both count the same endpoints.
-                let others = sqlx::query("SELECT id FROM webhook_endpoints WHERE api_key = ? FOR UPDATE")
+                lock_registrations(connection).await?;
+                let others = sqlx::query("SELECT id FROM webhook_endpoints WHERE api_key = ?")
                     .bind(endpoint.owner.as_bytes())
                     .fetch_all(&mut *connection)
                     .await?;
@@ -325,6 +325,18 @@ impl NotificationStore for MySqlStore {
         }
         Ok(deleted)
     }
+}
+
+/// Lets one registration in at a time, or several could count the same endpoints: no lock on rows keeps others from being
+/// added.
+async fn lock_registrations(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    const LOCK: &str = "SELECT 1 FROM sweep_leases WHERE sweep = 'webhook-endpoints' FOR UPDATE";
+    const ADD: &str = "INSERT IGNORE INTO sweep_leases (sweep, until) VALUES ('webhook-endpoints', '2000-01-01')";
+    if sqlx::query(LOCK).fetch_optional(&mut *connection).await?.is_none() {
+        sqlx::query(ADD).execute(&mut *connection).await?;
+        sqlx::query(LOCK).fetch_optional(connection).await?;
+    }
+    Ok(())
 }
 
 async fn put_endpoint(connection: &mut MySqlConnection, endpoint: &Endpoint) -> Result<(), sqlx::Error> {
