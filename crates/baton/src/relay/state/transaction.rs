@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::event::Event;
+use super::event::EventMark;
 use crate::config::Timings;
 use crate::relay::request::call::Call;
 use crate::relay::request::forward::Forward;
@@ -347,7 +347,7 @@ pub struct Moved {
     /// Steps to append to its timeline.
     pub steps: Vec<Step>,
     /// What clients are notified of. [`crate::relay::update::guarded_store::GuardedStore::save`] adds them.
-    pub events: Vec<Event>,
+    pub events: Vec<EventMark>,
 }
 
 impl Moved {

@@ -193,7 +193,7 @@ async fn an_event_that_is_written_again_is_the_same_event(fixture: &StoreFixture
     let mut before = row.clone();
     before.status = Status::Pending;
     let events = row.events_since(&before);
-    assert_eq!(events[0].id, leased[0].event);
+    assert_eq!(row.event(&events[0]).id, leased[0].event);
     let again = Moved { events, ..Moved::new(next, Vec::new()) };
     assert_eq!(fixture.store.save(&again).await.unwrap(), Saved::Yes { early: false });
     assert!(lease(fixture, &endpoint, now() + MINUTE).await.is_empty(), "it was delivered");

@@ -7,7 +7,8 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::chunks;
 use super::columns::{datetime, id};
-use crate::relay::state::event::{Event, EventType};
+use crate::relay::state::event::{Event, EventMark, EventType};
+use crate::relay::state::transaction::Transaction;
 use crate::relay::store::notifications::EVERY_KEY;
 
 /// What an endpoint asks for.
@@ -24,36 +25,42 @@ impl Subscription {
     }
 }
 
-/// Writes these events as far as endpoints of their API keys ask for them. A disabled endpoint gets no delivery, but can
-/// have the event delivered once it is enabled.
-pub(super) async fn write(connection: &mut MySqlConnection, events: &[&Event]) -> Result<(), sqlx::Error> {
-    if events.is_empty() {
+/// Writes the events of these rows as far as endpoints of their API keys ask for them. A disabled endpoint gets no delivery,
+/// but can have the event delivered once it is enabled.
+pub(super) async fn write(
+    connection: &mut MySqlConnection,
+    marks: &[(&Transaction, &EventMark)],
+) -> Result<(), sqlx::Error> {
+    if marks.is_empty() {
         return Ok(());
     }
-    let subscriptions = subscriptions(connection, events).await?;
-    if subscriptions.is_empty() {
-        return Ok(());
-    }
-    let (mut wanted, mut deliveries) = (Vec::new(), Vec::new());
-    for event in events {
-        let own = subscriptions.get(event.api_key.as_bytes());
+    let subscriptions = subscriptions(connection, marks).await?;
+    let asking = |row: &Transaction, mark: &EventMark| {
+        let own = subscriptions.get(row.api_key.as_bytes());
         let asking = own.into_iter().chain(subscriptions.get(EVERY_KEY.as_bytes())).flatten();
-        let asking: Vec<_> = asking.filter(|subscription| subscription.wants(event.kind)).collect();
-        if !asking.is_empty() {
-            wanted.push(*event);
-        }
-        let enabled = asking.into_iter().filter(|subscription| subscription.enabled);
-        deliveries.extend(enabled.map(|subscription| (subscription.endpoint.as_str(), *event)));
-    }
-    put_events(connection, &wanted).await?;
+        asking.filter(|subscription| subscription.wants(mark.kind)).collect::<Vec<_>>()
+    };
+    let wanted: Vec<(Event, Vec<&Subscription>)> = marks
+        .iter()
+        .map(|(row, mark)| (row, mark, asking(row, mark)))
+        .filter(|(_, _, asking)| !asking.is_empty())
+        .map(|(row, mark, asking)| (row.event(mark), asking))
+        .collect();
+    let deliveries = wanted.iter().flat_map(|(event, asking)| {
+        let enabled = asking.iter().filter(|subscription| subscription.enabled);
+        enabled.map(move |subscription| (subscription.endpoint.as_str(), event))
+    });
+    let deliveries: Vec<_> = deliveries.collect();
+    let events: Vec<_> = wanted.iter().map(|(event, _)| event).collect();
+    put_events(connection, &events).await?;
     put_deliveries(connection, &deliveries).await
 }
 
 async fn subscriptions(
     connection: &mut MySqlConnection,
-    events: &[&Event],
+    marks: &[(&Transaction, &EventMark)],
 ) -> Result<HashMap<Vec<u8>, Vec<Subscription>>, sqlx::Error> {
-    let mut keys: BTreeSet<&[u8]> = events.iter().map(|event| event.api_key.as_bytes()).collect();
+    let mut keys: BTreeSet<&[u8]> = marks.iter().map(|(row, _)| row.api_key.as_bytes()).collect();
     keys.insert(EVERY_KEY.as_bytes());
     let places = vec!["?"; keys.len().next_power_of_two()].join(", ");
     let sql =

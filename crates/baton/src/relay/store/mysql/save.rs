@@ -121,7 +121,8 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<
         statement.execute(&mut *connection).await?;
     }
     add_steps(connection, moves, &due).await?;
-    let events: Vec<_> = due.iter().flat_map(|place| &moves[*place].events).collect();
+    let saved = due.iter().map(|place| &moves[*place]);
+    let events: Vec<_> = saved.flat_map(|moved| moved.events.iter().map(|event| (&moved.transaction, event))).collect();
     outbox::write(connection, &events).await?;
     Ok(answers)
 }
@@ -264,11 +265,10 @@ pub(super) fn bind_padded<'q>(sql: &'q str, values: &'q [String]) -> super::colu
 
 /// Approximate size of a move within a statement.
 fn size_bytes(moved: &Moved) -> usize {
-    let Moved { transaction, steps, events } = moved;
+    let Moved { transaction, steps, .. } = moved;
     let result = transaction.result.as_ref().map_or(0, |result| result.to_string().len());
     let error = transaction.error_message.as_ref().map_or(0, String::len);
     let says = transaction.relayer_says.as_ref().map_or(0, |says| says.to_string().len());
     let details: usize = steps.iter().map(|step| step.detail.len()).sum();
-    let payloads: usize = events.iter().map(|event| event.payload.len()).sum();
-    1024 + result + error + says + details + payloads
+    1024 + result + error + says + details
 }

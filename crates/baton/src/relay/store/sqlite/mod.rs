@@ -317,7 +317,7 @@ impl TransactionStore for SqliteStore {
             for step in &steps {
                 add_step(connection, transaction.id, step, transaction.updated_at)?;
             }
-            outbox::write(connection, &events)?;
+            outbox::write(connection, &transaction, &events)?;
             Ok(Some(Saved::Yes { early }))
         });
         saved.await?.ok_or(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })

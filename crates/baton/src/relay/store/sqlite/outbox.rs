@@ -2,7 +2,8 @@
 
 use rusqlite::{Connection, params};
 
-use crate::relay::state::event::{Event, EventType};
+use crate::relay::state::event::{Event, EventMark, EventType};
+use crate::relay::state::transaction::Transaction;
 use crate::relay::store::notifications::EVERY_KEY;
 
 /// What an endpoint asks for.
@@ -19,19 +20,22 @@ impl Subscription {
     }
 }
 
-/// Writes these events, all of one transaction, as far as endpoints of its API key ask for them. A disabled endpoint gets
-/// no delivery, but can have the event delivered once it is enabled.
-pub(super) fn write(connection: &Connection, events: &[Event]) -> Result<(), rusqlite::Error> {
-    let Some(first) = events.first() else { return Ok(()) };
-    let subscriptions = subscriptions(connection, &first.api_key)?;
-    for event in events {
-        let mut asking = subscriptions.iter().filter(|subscription| subscription.wants(event.kind)).peekable();
+/// Writes these events of a row as far as endpoints of its API key ask for them. A disabled endpoint gets no delivery, but
+/// can have the event delivered once it is enabled.
+pub(super) fn write(connection: &Connection, row: &Transaction, marks: &[EventMark]) -> Result<(), rusqlite::Error> {
+    if marks.is_empty() {
+        return Ok(());
+    }
+    let subscriptions = subscriptions(connection, &row.api_key)?;
+    for mark in marks {
+        let mut asking = subscriptions.iter().filter(|subscription| subscription.wants(mark.kind)).peekable();
         if asking.peek().is_none() {
             continue;
         }
-        put_event(connection, event)?;
+        let event = row.event(mark);
+        put_event(connection, &event)?;
         for subscription in asking.filter(|subscription| subscription.enabled) {
-            put_delivery(connection, &subscription.endpoint, event)?;
+            put_delivery(connection, &subscription.endpoint, &event)?;
         }
     }
     Ok(())
