@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use harness::relayer::{Faults, Memory, PostFault};
+use harness::relayer::{DateHeader, Faults, Memory, PostFault};
 use harness::wait::eventually_ok;
 use serde_json::Value;
 
@@ -132,4 +132,15 @@ async fn a_record_that_became_another_call_is_named_and_settles_nothing() {
     })
     .await;
     assert_eq!(relay.status(&id).await["status"], "submitted");
+}
+
+/// No record of ours shows the relayer's clock yet, and the `Date` that a proxy writes does not.
+#[tokio::test]
+async fn the_first_submission_to_a_relayer_whose_clock_is_behind_is_found() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let faults = next_posts([PostFault::ErrorAfterStoring]);
+    relay.relayers[0].set_faults(Faults { clock_offset_ms: -90_000, date: DateHeader::Proxy, ..faults });
+    let id = relay.send_serial(1).await;
+    relay.until_status(&id, "confirmed").await;
+    assert_eq!(relay.relayers[0].accepted().len(), 1, "{}", timeline(&relay, &id).await);
 }

@@ -63,7 +63,7 @@ const RECORDS_FURTHER: usize = 10_000;
 const PAGES_MAX: usize = 2000;
 /// Maximum number of missing records that the relayer is asked for one by one.
 const MISSING_ASKED_MAX: usize = 20;
-/// Assumed difference of the clocks where neither a record of ours nor a `Date` header shows it.
+/// Assumed difference of the clocks where no record of ours shows it. A `Date` header does not: a proxy may have written it.
 const UNKNOWN_SKEW: Duration = Duration::from_secs(600);
 
 /// Reads the list, newest first, until it reaches back far enough, and checks it. Large records are read in smaller pages, so
@@ -277,18 +277,19 @@ impl<'a> ListReading<'a> {
     }
 
     fn behind(&self) -> Duration {
-        let seen = self.offset_ms().map(|offset| Duration::from_millis(u64::try_from(-offset).unwrap_or(0)));
-        match (seen, self.date_off) {
-            (None, None) => self.skew.max(UNKNOWN_SKEW),
-            (seen, date) => self.skew + seen.unwrap_or_default().max(date.unwrap_or_default()),
-        }
+        self.difference(self.offset_ms().map(|offset| -offset))
     }
 
     fn ahead(&self) -> Duration {
-        let seen = self.offset_ms().map(|offset| Duration::from_millis(u64::try_from(offset).unwrap_or(0)));
-        match (seen, self.date_off) {
-            (None, None) => self.skew.max(UNKNOWN_SKEW),
-            (seen, date) => self.skew + seen.unwrap_or_default().max(date.unwrap_or_default()),
+        self.difference(self.offset_ms())
+    }
+
+    /// The largest possible difference of the clocks in one direction, given what our records show of it.
+    fn difference(&self, seen_ms: Option<i64>) -> Duration {
+        let date = self.date_off.unwrap_or_default();
+        match seen_ms {
+            Some(seen) => self.skew + Duration::from_millis(u64::try_from(seen).unwrap_or(0)).max(date),
+            None => (self.skew + date).max(UNKNOWN_SKEW),
         }
     }
 }
@@ -405,11 +406,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_known_record_and_a_date_the_clock_may_be_far_off() {
+    fn without_a_known_record_the_clock_may_be_far_off_whatever_a_date_says() {
         let listing = ListReading::new(&[], SKEW).listing(Vec::new(), at(0));
         assert_eq!((listing.behind, listing.ahead, listing.kept_since), (UNKNOWN_SKEW, UNKNOWN_SKEW, None));
         let mut dated = ListReading::new(&[], SKEW);
         dated.date(at(5), at(0));
-        assert_eq!(dated.listing(Vec::new(), at(0)).behind, SKEW + Duration::from_secs(5));
+        assert_eq!(dated.listing(Vec::new(), at(0)).behind, UNKNOWN_SKEW, "a proxy may have written it");
+        let mut far_off = ListReading::new(&[], SKEW);
+        far_off.date(at(5000), at(0));
+        assert_eq!(far_off.listing(Vec::new(), at(0)).behind, SKEW + Duration::from_secs(5000));
     }
 }
