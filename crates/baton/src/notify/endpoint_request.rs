@@ -192,9 +192,9 @@ impl AttemptsQuery {
 
 /// The id of an event, if the text has the form of one.
 pub fn read_event_id(text: &str) -> Option<EventId> {
-    let digits = text.strip_prefix("evt_")?;
-    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    (digits.len() == 32 && digits.bytes().all(is_digit)).then(|| EventId(text.to_owned()))
+    let rest = text.strip_prefix("evt_")?;
+    let is_part = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'z' | b'_');
+    ((1..=60).contains(&rest.len()) && rest.bytes().all(is_part)).then(|| EventId(text.to_owned()))
 }
 
 fn pairs(query: &str) -> Vec<(String, String)> {
@@ -466,7 +466,7 @@ mod tests {
     fn an_event_id_has_one_form() {
         let id = format!("evt_{}", "0a".repeat(16));
         assert_eq!(read_event_id(&id), Some(EventId(id.clone())));
-        for bad in ["evt_", "x", &id[1..], &id.to_uppercase(), &format!("{id}0")] {
+        for bad in ["evt_", "x", &id[1..], &id.to_uppercase(), &format!("{id}{id}"), "evt_a.b"] {
             assert_eq!(read_event_id(bad), None, "{bad}");
         }
     }

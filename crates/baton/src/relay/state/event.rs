@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use super::transaction::{FailedBy, Status, Transaction, TransactionId};
 use crate::timestamp::Timestamp;
@@ -55,14 +54,11 @@ pub struct EventId(pub String);
 
 impl EventId {
     /// The id of this kind of event of this transaction. Derived, so that an event that is written again is the same
-    /// event; `which` tells several events of one kind apart.
-    fn derive(transaction: TransactionId, kind: EventType, which: &[u8]) -> Self {
-        let mut hash = Sha256::new();
-        hash.update(transaction.0.as_bytes());
-        hash.update(kind.name().as_bytes());
-        hash.update([0]);
-        hash.update(which);
-        Self(format!("evt_{}", hex::encode(&hash.finalize()[..16])))
+    /// event; `which` tells several events of one kind apart. Ids sort by the age of their transactions, so that those in
+    /// use are next to each other in the database.
+    fn derive(transaction: TransactionId, kind: EventType, which: u64) -> Self {
+        let kind = kind.name().rsplit('.').next().unwrap_or_default();
+        Self(format!("evt_{}_{which:x}_{kind}", transaction.0.simple()))
     }
 }
 
@@ -74,12 +70,12 @@ impl std::fmt::Display for EventId {
 
 /// That an event happened. [`Transaction::event`] makes the event of it, which costs more than most events are worth:
 /// often no endpoint asks for them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventMark {
     /// Its kind.
     pub kind: EventType,
-    /// Tells several events of one kind apart.
-    which: Vec<u8>,
+    /// Tells several events of one kind apart: the row's version, or the beginning of a claim's random token.
+    which: u64,
 }
 
 /// Something that happened to a transaction.
@@ -137,21 +133,21 @@ impl Transaction {
             return None;
         }
         let (since, which) = match (&self.claim, &self.binding) {
-            (Some(claim), _) => (claim.at, claim.token.as_bytes().to_vec()),
-            (None, Some(binding)) => (binding.forgotten_since?, binding.tx_id.0.as_bytes().to_vec()),
+            (Some(claim), _) => (claim.at, claim.token.as_u64_pair().0),
+            // A row is bound once to a record, at a time of its own.
+            (None, Some(binding)) => (binding.forgotten_since?, binding.at.0.unsigned_abs()),
             (None, None) => return None,
         };
         (self.updated_at.since(since) >= OPERATOR_AFTER).then_some(EventMark { kind: EventType::Unknown, which })
     }
 
     fn mark(&self, kind: EventType) -> EventMark {
-        EventMark { kind, which: self.version.to_be_bytes().to_vec() }
+        EventMark { kind, which: self.version }
     }
 
     /// The event behind a mark of this row.
     pub fn event(&self, mark: &EventMark) -> Event {
-        let EventMark { kind, which } = mark;
-        let kind = *kind;
+        let EventMark { kind, which } = *mark;
         let id = EventId::derive(self.id, kind, which);
         // Two for each version: `completed` follows the kind that it sums up.
         let position = self.version * 2 + u64::from(kind == EventType::Completed);
@@ -246,6 +242,8 @@ mod tests {
         let ends = events(&ended(&bound, Status::Confirmed, None), &bound);
         assert!(first[0].position < ends[0].position && ends[0].position < ends[1].position);
         assert_ne!(ends[0].id, ends[1].id);
+        assert_eq!(ends[1].id.0, format!("evt_{}_{:x}_completed", bound.id.0.simple(), bound.version + 1));
+        assert!(ends[1].id.0.len() <= 64, "as long as a column");
     }
 
     #[test]
