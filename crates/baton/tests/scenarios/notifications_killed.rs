@@ -46,8 +46,10 @@ async fn notifications_killed() {
             };
             sink.reply_next(1, reply);
         }
-        register(&relay, &sink).await;
-        sinks.push(sink);
+        // Another program may call a port that was its own a moment ago; the path is this endpoint's alone.
+        let endpoint = Endpoint { path: format!("/hook/{}", uuid::Uuid::new_v4()), sink };
+        endpoint.register(&relay).await;
+        sinks.push(endpoint);
     }
     let port = free_port().to_string();
     let mut notifier = baton(["notifier"], &relay.env).env("PORT", port).start().unwrap();
@@ -86,11 +88,24 @@ fn size(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-async fn register(relay: &RelayFixture, sink: &Sink) {
-    let body = json!({ "url": sink.url(), "events": EVENTS });
-    let request = relay.request(reqwest::Method::POST, "/api/v1/webhooks/register").timeout(SOON).json(&body);
-    let (status, endpoint) = answer(request).await;
-    assert_eq!(status, 201, "{endpoint}");
+/// A receiver, and the path that is registered there.
+struct Endpoint {
+    sink: Sink,
+    path: String,
+}
+
+impl Endpoint {
+    async fn register(&self, relay: &RelayFixture) {
+        let url = self.sink.url().replace("/hook", &self.path);
+        let body = json!({ "url": url, "events": EVENTS });
+        let request = relay.request(reqwest::Method::POST, "/api/v1/webhooks/register").timeout(SOON).json(&body);
+        let (status, endpoint) = answer(request).await;
+        assert_eq!(status, 201, "{endpoint}");
+    }
+
+    fn received(&self) -> Vec<Received> {
+        self.sink.received().into_iter().filter(|one| one.path == self.path).collect()
+    }
 }
 
 /// Events without those of the warm-up, whose transactions ended before there was an endpoint.
