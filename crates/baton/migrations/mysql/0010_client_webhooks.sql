@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS events (
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- One row for each event and endpoint. `due_at` is the next attempt, or the end of the current one's lease; NULL once the
--- event is delivered or given up.
+-- event is delivered or given up. An event that waits for an earlier one of its transaction is due in the year 9999.
 CREATE TABLE IF NOT EXISTS webhook_deliveries (
     endpoint_id    VARCHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     event_id       VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -47,8 +47,10 @@ CREATE TABLE IF NOT EXISTS webhook_deliveries (
     attempts       INT UNSIGNED      NOT NULL,
     ended_at       DATETIME(3),
     ended          VARCHAR(20),
+    -- There are no partial indexes here: this stands in for one of the deliveries that wait.
+    open           TINYINT(1) GENERATED ALWAYS AS (CASE WHEN due_at IS NOT NULL THEN 1 END) STORED,
     CONSTRAINT webhook_deliveries_pkey PRIMARY KEY (endpoint_id, event_id),
-    KEY webhook_deliveries_due (endpoint_id, due_at, created_at),
+    KEY webhook_deliveries_due (endpoint_id, open, due_at, created_at),
     -- Events of one transaction reach an endpoint in order.
     KEY webhook_deliveries_open (endpoint_id, transaction_id, position),
     KEY webhook_deliveries_given_up (endpoint_id, ended, created_at),

@@ -33,7 +33,7 @@ CREATE INDEX events_api_key ON events (api_key, created_at);
 CREATE INDEX events_created_at ON events (created_at);
 
 -- One row for each event and endpoint. `due_at` is the next attempt, or the end of the current one's lease; NULL once the
--- event is delivered or given up.
+-- event is delivered or given up. An event that waits for an earlier one of its transaction is due in the year 9999.
 CREATE TABLE webhook_deliveries (
     endpoint_id    BLOB    NOT NULL,
     event_id       TEXT    NOT NULL,

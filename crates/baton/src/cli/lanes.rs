@@ -118,6 +118,10 @@ impl Lanes {
         let notifier = Notifier::new(store, clock, config.notify.clone(), config.relay.drain_timeout);
         if let Err(failure) = notifier.run(shutdown.clone()).await {
             error!(action = "notifier_failed", "{failure:#}");
+            // It has nothing else to do.
+            if service == Service::Notifier {
+                shutdown.cancel();
+            }
         }
     }
 

@@ -190,6 +190,7 @@ fn webhook_keys_can_be_several_and_one_for_each_relayer() {
 #[test]
 fn secrets_do_not_print() {
     const MARKER: &str = "s3cret-marker-of-more-than-32-characters";
+    const MARKER_BASE64: &str = "czNjcmV0LW1hcmtlci1vZi1tb3JlLXRoYW4tMzItY2hhcmFjdGVycw==";
     let value = |variable: &Variable| match variable.kind {
         Kind::Url(schemes) => format!("{}://user:{MARKER}@host/name", schemes[0]),
         _ => MARKER.to_owned(),
@@ -197,11 +198,15 @@ fn secrets_do_not_print() {
     let config = Config::from_vars(Service::Serve, |name| match name {
         "OZ_RELAYER_URLS" | "SQS_QUEUE_URL" | "SQS_DLQ_URL" | "SQS_ENDPOINT_URL" => Some("http://a:1".to_owned()),
         "AWS_ACCESS_KEY_ID" => Some("id".to_owned()),
+        "CLIENT_WEBHOOK_SECRET" => Some(format!("whsec_{}", MARKER_BASE64)),
         _ => variables::variables().find(|variable| variable.secret && variable.name == name).map(value),
     });
     let config = config.unwrap();
     assert!(config.users.database_url.as_ref().is_some_and(|url| url.expose().contains(MARKER)));
-    assert!(!format!("{config:?}").contains(MARKER));
+    let secret = config.notify.environment_endpoint.as_ref().map(|(_, secret)| secret.expose());
+    assert!(secret.is_some_and(|secret| secret.contains(MARKER_BASE64)));
+    let printed = format!("{config:?}");
+    assert!(!printed.contains(MARKER) && !printed.contains(MARKER_BASE64));
 }
 
 #[test]

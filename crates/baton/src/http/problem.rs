@@ -131,6 +131,11 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, "too-many-endpoints", "Too many endpoints", detail)
     }
 
+    /// 409: the endpoint takes no test event now, for this reason.
+    pub fn no_test_event(detail: &'static str) -> Self {
+        Self::new(StatusCode::CONFLICT, "no-test-event", "No test event", detail)
+    }
+
     /// 409: other requests changed the record each time between our read and our save; nothing was changed.
     pub fn changed_meanwhile() -> Self {
         let detail = "other requests changed it at the same time; nothing was changed, send it again";

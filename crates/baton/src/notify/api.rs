@@ -52,6 +52,8 @@ pub struct WebhookApi {
 const POST_TIMEOUT: Duration = Duration::from_secs(30);
 /// A secret is in no cache.
 const NO_STORE: (HeaderName, &str) = (header::CACHE_CONTROL, "no-store");
+/// Test events that wait for one endpoint.
+const TESTS_WAITING_MAX: usize = 10;
 /// The reason that an owner's own disabling is shown with.
 const DISABLED_BY_OWNER: &str = "disabled by its owner";
 
@@ -213,8 +215,13 @@ async fn test(
     id: PathId,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let endpoint = state.own(&caller, read_id(id)?).await?;
+    if endpoint.disabled.is_some() {
+        return Err(Problem::no_test_event("the endpoint is disabled; enable it first"));
+    }
     let event = state.test_event(&endpoint);
-    state.store.put_test(endpoint.id, &event).await.map_err(unsaved)?;
+    if !state.store.put_test(endpoint.id, &event, TESTS_WAITING_MAX).await.map_err(unsaved)? {
+        return Err(Problem::no_test_event("earlier test events still wait for this endpoint; read its attempts"));
+    }
     Ok((StatusCode::ACCEPTED, Json(json!({ "eventId": event.id.0 }))))
 }
 

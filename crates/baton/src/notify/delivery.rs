@@ -58,7 +58,12 @@ impl Handler for Deliverer {
             return again("the endpoint is disabled".to_owned());
         }
         let (at, sent) = self.attempt(&endpoint, &delivery).await;
-        let record = self.record(&endpoint, delivery, at, sent);
+        let mut record = self.record(&endpoint, delivery, at, sent);
+        if matches!(record.endpoint, EndpointThen::Disable { .. }) && self.has_changed(&endpoint).await {
+            // The answer is about another URL, or its owner has just looked after it.
+            (record.then, record.endpoint) =
+                (DeliveryThen::RetryAt(record.now), EndpointThen::Fails { paused_until: None });
+        }
         self.report(&record);
         self.store_record(&record).await;
         Outcome::Done
@@ -82,6 +87,14 @@ impl Deliverer {
             ("webhook-signature", signature),
         ];
         (now, self.sender.send(&endpoint.url, headers, Bytes::from(delivery.payload.clone())).await)
+    }
+
+    /// Whether the endpoint was changed since it was read.
+    async fn has_changed(&self, read: &Endpoint) -> bool {
+        match self.store.endpoint(read.id).await {
+            Ok(current) => current.is_none_or(|current| current.version != read.version),
+            Err(_) => false,
+        }
     }
 
     /// The secrets to sign with: during a rotation both.

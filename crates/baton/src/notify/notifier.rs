@@ -19,6 +19,7 @@ use crate::randomness::Randomness;
 use crate::relay::state::event::EventType;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{Disabled, EVERY_KEY, Endpoint, EndpointId, NotificationStore};
+use crate::timestamp::Timestamp;
 
 /// Delivers the events of one store.
 pub struct Notifier {
@@ -32,7 +33,7 @@ pub struct Notifier {
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 /// A lease covers an attempt and the storing of its result, each limited by the timeout of an attempt, and as much again.
 const LEASE_TIMEOUTS: u32 = 4;
-/// Old rows that are deleted at once.
+/// Old rows of each kind that one commit deletes.
 const FORGOTTEN_AT_ONCE: usize = 1000;
 
 impl Notifier {
@@ -132,6 +133,19 @@ impl Notifier {
         }
     }
 
+    /// Deletes what is older, in small commits, until nothing is left.
+    async fn forget(&self, before: Timestamp, shutdown: &CancellationToken) {
+        while !shutdown.is_cancelled() {
+            match self.store.forget_notifications(before, FORGOTTEN_AT_ONCE).await {
+                Ok(deleted) if deleted >= FORGOTTEN_AT_ONCE as u64 => {}
+                Ok(_) => return,
+                Err(failure) => {
+                    return warn!(action = "webhook_retention", "old notifications are not deleted: {failure}");
+                }
+            }
+        }
+    }
+
     async fn keep_up(&self, shutdown: &CancellationToken) {
         loop {
             let now = self.clock.now();
@@ -143,10 +157,7 @@ impl Notifier {
                 gauge!("baton_webhook_endpoints", "state" => "disabled").set(counts.disabled as f64);
                 gauge!("baton_webhook_endpoints", "state" => "failing").set(counts.failing as f64);
             }
-            let before = now - self.config.retention;
-            if let Err(failure) = self.store.forget_notifications(before, FORGOTTEN_AT_ONCE).await {
-                warn!(action = "webhook_retention", "old notifications are not deleted: {failure}");
-            }
+            self.forget(now - self.config.retention, shutdown).await;
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,

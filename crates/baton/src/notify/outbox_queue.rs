@@ -27,7 +27,7 @@ pub const QUEUE: &str = "webhook-deliveries";
 const ENDPOINT_MAX: usize = 4;
 /// Attempts in flight to one host in one process.
 const HOST_MAX: usize = 16;
-/// Share of all places that the endpoints of one API key take, in quarters.
+/// Share of all places, and of those of one host, that the endpoints of one API key take, in quarters.
 const OWNER_QUARTERS: usize = 3;
 /// Share of all places that failing endpoints take, in quarters.
 const FAILING_QUARTERS: usize = 2;
@@ -51,6 +51,7 @@ struct InFlight {
     by_endpoint: HashMap<EndpointId, usize>,
     by_host: HashMap<String, usize>,
     by_owner: HashMap<String, usize>,
+    by_host_and_owner: HashMap<String, usize>,
     failing: usize,
 }
 
@@ -66,6 +67,10 @@ impl Place {
     fn of(due: &DueEndpoint) -> Self {
         let failing = due.failures >= FAILURES_BEFORE_PAUSE;
         Self { host: host(&due.url), owner: due.owner.clone(), failing }
+    }
+
+    fn host_and_owner(&self) -> String {
+        format!("{} {}", self.host, self.owner)
     }
 }
 
@@ -132,35 +137,34 @@ impl OutboxQueue {
 }
 
 impl InFlight {
-    /// How many deliveries to lease for each endpoint: one after the other gets a place, until `max` are given away.
+    /// How many deliveries to lease for each endpoint. Each place goes to the API key with the fewest attempts in flight, and
+    /// there to the endpoint with the fewest, and then to the longest overdue: an endpoint with a backlog of slow answers
+    /// would otherwise get each place that becomes free.
     fn places(&self, due: &[DueEndpoint], max: usize, concurrency: usize) -> Vec<(EndpointId, usize)> {
         let (mut by_host, mut by_owner, mut failing) = (self.by_host.clone(), self.by_owner.clone(), self.failing);
-        let quarters = |count: usize| (concurrency * count / 4).max(1);
+        let quarters = |all: usize, count: usize| (all * count / 4).max(1);
         let kinds: Vec<_> = due.iter().map(Place::of).collect();
+        let mut by_host_and_owner = self.by_host_and_owner.clone();
         let mut places = vec![0; due.len()];
-        let mut left = max;
-        loop {
-            let before = left;
-            for ((place, endpoint), kind) in places.iter_mut().zip(due).zip(&kinds) {
-                let limit = if kind.failing { 1 } else { ENDPOINT_MAX };
-                let taken = self.by_endpoint.get(&endpoint.id).copied().unwrap_or(0) + *place;
-                let at_host = by_host.entry(kind.host.clone()).or_default();
-                let of_owner = by_owner.entry(kind.owner.clone()).or_default();
-                let is_free = taken < limit
-                    && *at_host < HOST_MAX
-                    && *of_owner < quarters(OWNER_QUARTERS)
-                    && !(kind.failing && failing >= quarters(FAILING_QUARTERS));
-                if left > 0 && is_free {
-                    *place += 1;
-                    *at_host += 1;
-                    *of_owner += 1;
-                    failing += usize::from(kind.failing);
-                    left -= 1;
-                }
-            }
-            if left == before {
-                break;
-            }
+        for _ in 0..max {
+            let free = kinds.iter().enumerate().filter_map(|(index, kind)| {
+                let count = |counts: &HashMap<String, usize>, key: &str| counts.get(key).copied().unwrap_or(0);
+                let taken = self.by_endpoint.get(&due[index].id).copied().unwrap_or(0) + places[index];
+                let of_owner = count(&by_owner, &kind.owner);
+                let is_free = taken < if kind.failing { 1 } else { ENDPOINT_MAX }
+                    && count(&by_host, &kind.host) < HOST_MAX
+                    && count(&by_host_and_owner, &kind.host_and_owner()) < quarters(HOST_MAX, OWNER_QUARTERS)
+                    && of_owner < quarters(concurrency, OWNER_QUARTERS)
+                    && !(kind.failing && failing >= quarters(concurrency, FAILING_QUARTERS));
+                is_free.then_some((of_owner, taken, index))
+            });
+            let Some((_, _, index)) = free.min() else { break };
+            let kind = &kinds[index];
+            places[index] += 1;
+            *by_host.entry(kind.host.clone()).or_default() += 1;
+            *by_host_and_owner.entry(kind.host_and_owner()).or_default() += 1;
+            *by_owner.entry(kind.owner.clone()).or_default() += 1;
+            failing += usize::from(kind.failing);
         }
         due.iter().map(|due| due.id).zip(places).filter(|(_, places)| *places > 0).collect()
     }
@@ -169,6 +173,7 @@ impl InFlight {
         *self.by_endpoint.entry(delivery.endpoint).or_default() += 1;
         *self.by_host.entry(place.host.clone()).or_default() += 1;
         *self.by_owner.entry(place.owner.clone()).or_default() += 1;
+        *self.by_host_and_owner.entry(place.host_and_owner()).or_default() += 1;
         self.failing += usize::from(place.failing);
         self.deliveries.insert(receipt.0, (delivery, place));
     }
@@ -178,6 +183,7 @@ impl InFlight {
         release(&mut self.by_endpoint, &delivery.endpoint);
         release(&mut self.by_host, &place.host);
         release(&mut self.by_owner, &place.owner);
+        release(&mut self.by_host_and_owner, &place.host_and_owner());
         self.failing -= usize::from(place.failing);
         Some(delivery)
     }
@@ -324,7 +330,10 @@ mod tests {
     #[test]
     fn endpoints_of_one_host_share_a_limit() {
         let many: Vec<_> = (0..20).map(|id| due(id, "https://a/hook", 0)).collect();
-        assert_eq!(places(&InFlight::default(), &many, 100).iter().sum::<usize>(), HOST_MAX);
+        assert_eq!(places(&InFlight::default(), &many, 100).iter().sum::<usize>(), 12, "three quarters for one key");
+        let others = (20..40).map(|id| DueEndpoint { owner: "b".to_owned(), ..due(id, "https://a/hook", 0) });
+        let both: Vec<_> = many.into_iter().chain(others).collect();
+        assert_eq!(places(&InFlight::default(), &both, 100).iter().sum::<usize>(), HOST_MAX);
     }
 
     #[test]
@@ -339,6 +348,15 @@ mod tests {
         assert_eq!(in_flight.places(&own, 1000, 64), []);
         let other = [DueEndpoint { owner: "b".to_owned(), ..due(7, "https://b/", 0) }];
         assert_eq!(in_flight.places(&other, 1000, 64), [(other[0].id, ENDPOINT_MAX)]);
+    }
+
+    /// Answers that take long keep their places; the next one is for a client that has none.
+    #[test]
+    fn a_free_place_goes_to_the_key_with_the_fewest_in_flight() {
+        let slow = due(1, "https://slow/", 0);
+        let quick = DueEndpoint { owner: "b".to_owned(), since: Timestamp(9), ..due(2, "https://quick/", 0) };
+        let in_flight = InFlight { by_owner: HashMap::from([("a".to_owned(), 20)]), ..InFlight::default() };
+        assert_eq!(in_flight.places(&[slow, quick.clone()], 1, 64), [(quick.id, 1)]);
     }
 
     #[test]

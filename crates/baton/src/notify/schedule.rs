@@ -30,8 +30,10 @@ pub const FAILURES_BEFORE_PAUSE: u32 = 5;
 /// The first of these pauses; they double.
 const PAUSE_FIRST_S: u64 = 5;
 const PAUSE_MAX_S: u64 = 60;
-/// An endpoint that has only failed for this long is disabled.
+/// An endpoint that has only failed for this long is disabled, if it had several attempts: two failures that are far apart
+/// say little about the time between.
 const DISABLED_AFTER_S: u64 = 5 * 24 * 3600;
+const DISABLED_AFTER_FAILURES: u32 = 10;
 
 /// What one attempt showed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,11 +63,12 @@ pub fn after_attempt(
         return (DeliveryThen::GivenUp, EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned() });
     }
     let seconds = |count: u64| second * u32::try_from(count).unwrap_or(u32::MAX);
-    if endpoint.failing_since.is_some_and(|since| now.since(since) >= seconds(DISABLED_AFTER_S)) {
+    let failures = endpoint.failures + 1;
+    let long = endpoint.failing_since.is_some_and(|since| now.since(since) >= seconds(DISABLED_AFTER_S));
+    if long && failures >= DISABLED_AFTER_FAILURES {
         let reason = "every attempt failed for 5 days".to_owned();
         return (DeliveryThen::GivenUp, EndpointThen::Disable { reason });
     }
-    let failures = endpoint.failures + 1;
     let pause = failures.checked_sub(FAILURES_BEFORE_PAUSE).map(|beyond| {
         let doubled = PAUSE_FIRST_S.checked_shl(beyond).unwrap_or(PAUSE_MAX_S);
         seconds(doubled.min(PAUSE_MAX_S))
@@ -192,6 +195,8 @@ mod tests {
             |days: u64| decide(&endpoint(9, SECOND * 86_400 * u32::try_from(days).unwrap()), 2, &failed(None, None)).1;
         assert!(matches!(days(4), EndpointThen::Fails { .. }));
         assert!(matches!(days(5), EndpointThen::Disable { .. }));
+        let quiet = decide(&endpoint(1, SECOND * 86_400 * 9), 2, &failed(None, None)).1;
+        assert!(matches!(quiet, EndpointThen::Fails { .. }), "two failures in nine days");
     }
 
     #[test]

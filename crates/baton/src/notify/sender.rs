@@ -42,10 +42,10 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
 /// Beginning of an answer's body that is kept for people.
 const ANSWER_BYTES_KEPT: usize = 1 << 10;
-/// An answer with a longer `Content-Length` is judged by its status alone.
-const ANNOUNCED_BYTES_MAX: u64 = 4 << 10;
 /// An answer without a length that goes on beyond this is a failed attempt.
 const ANSWER_BYTES_MAX: usize = (4 + 64) << 10;
+/// An answer with a longer `Content-Length` is judged by its status alone.
+const ANNOUNCED_BYTES_MAX: u64 = ANSWER_BYTES_MAX as u64;
 /// A receiver cannot postpone the next attempt for longer.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Maximum length of the part of an error that other libraries word; TLS errors list names of the certificate.

@@ -282,12 +282,12 @@ async fn a_body_that_is_announced_as_long_is_judged_by_its_status() {
 #[tokio::test]
 async fn a_long_body_that_stops_or_breaks_off_is_judged_by_its_status() {
     let stopping = async |mut stream: TcpStream| {
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4097\r\n\r\nok").await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\nok").await.unwrap();
         wait_until_closed(stream).await;
     };
     let (sent, ()) = send_to(SHORT, stopping).await;
     assert_eq!((sent.status, sent.error, sent.answer.as_deref()), (Some(200), None, Some("ok")));
-    let sent = send_and_get("HTTP/1.1 200 OK\r\ncontent-length: 4097\r\n\r\nok").await;
+    let sent = send_and_get("HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\nok").await;
     assert_eq!((sent.status, sent.error, sent.answer.as_deref()), (Some(200), None, Some("ok")));
 }
 

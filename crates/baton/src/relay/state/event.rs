@@ -74,7 +74,7 @@ impl std::fmt::Display for EventId {
 pub struct EventMark {
     /// Its kind.
     pub kind: EventType,
-    /// Tells several events of one kind apart: the row's version, or the beginning of a claim's random token.
+    /// Tells several events of one kind apart: the row's version, or when the row was claimed or bound.
     which: u64,
 }
 
@@ -133,7 +133,8 @@ impl Transaction {
             return None;
         }
         let (since, which) = match (&self.claim, &self.binding) {
-            (Some(claim), _) => (claim.at, claim.token.as_u64_pair().0),
+            // A takeover changes the claim's token, not its time.
+            (Some(claim), _) => (claim.at, claim.at.0.unsigned_abs()),
             // A row is bound once to a record, at a time of its own.
             (None, Some(binding)) => (binding.forgotten_since?, binding.at.0.unsigned_abs()),
             (None, None) => return None,
@@ -255,6 +256,22 @@ mod tests {
         assert!(later(OPERATOR_AFTER - Duration::from_secs(1)).events_since(&forgotten).is_empty());
         let reported = later(OPERATOR_AFTER).events_since(&forgotten);
         assert_eq!(names(&reported), ["transaction.unknown"]);
+        let claimed = |token| {
+            let (mut row, _) = submitted();
+            row.updated_at = NOW + OPERATOR_AFTER;
+            let claim = row.claim.as_mut().unwrap();
+            claim.token = uuid::Uuid::from_u128(token);
+            let unknown = crate::relay::state::transaction::UnknownOutcome {
+                reason: "no answer".to_owned(),
+                open_until: NOW,
+                kind: crate::relay::state::transaction::UnknownCause::Silent,
+                absent_since: None,
+            };
+            claim.unknown = Some(unknown);
+            row.events_since(&row)
+        };
+        assert_eq!(names(&claimed(1)), ["transaction.unknown"]);
+        assert_eq!(claimed(1), claimed(2), "a takeover changes the token");
         let again = later(OPERATOR_AFTER * 2).events_since(&forgotten);
         assert_eq!(again, reported, "the same event at each look");
     }

@@ -26,7 +26,8 @@ pub trait NotificationStore: Send + Sync + 'static {
     async fn endpoints(&self, owner: Option<&str>) -> Result<Vec<Endpoint>, StoreError>;
 
     /// Saves what an owner or operator changed, with the next version, if the stored version is `endpoint.version`;
-    /// returns whether it was saved. Counts of failures are not saved, except that enabling an endpoint resets them.
+    /// returns whether it was saved. Counts of failures and pauses are not saved, except that enabling an endpoint or giving
+    /// it another URL resets them.
     async fn change_endpoint(&self, endpoint: &Endpoint) -> Result<bool, StoreError>;
 
     /// Deletes an endpoint with its deliveries and attempts; returns whether there was one.
@@ -36,7 +37,7 @@ pub trait NotificationStore: Send + Sync + 'static {
     async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError>;
 
     /// Leases due deliveries until `until`, at most `places` of each endpoint: the longest due first, and never one that
-    /// follows an undelivered event of the same transaction.
+    /// follows an undelivered event of the same transaction: that is not due before the earlier one has ended.
     async fn lease_deliveries(
         &self,
         places: &[(EndpointId, usize)],
@@ -52,8 +53,9 @@ pub trait NotificationStore: Send + Sync + 'static {
     /// then adds to the log of attempts only.
     async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError>;
 
-    /// Writes a test event for one endpoint only, due now.
-    async fn put_test(&self, endpoint: EndpointId, event: &Event) -> Result<(), StoreError>;
+    /// Writes a test event for one endpoint only, due now, unless `max` test events wait there already; returns whether it
+    /// was written.
+    async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError>;
 
     /// Makes events due again for an endpoint; returns how many.
     async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<u64, StoreError>;
@@ -214,20 +216,20 @@ pub struct AttemptRecord {
 /// What becomes of a delivery after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryThen {
-    /// Done. Later events of the transaction that were put off with it are due now.
+    /// Done. The next event of the transaction is due now.
     Delivered,
-    /// Tried again at this time. Later events of the transaction wait as long.
+    /// Tried again at this time. Later events of the transaction wait for it.
     RetryAt(Timestamp),
-    /// Not tried again unless asked for. Later events of the transaction are due now.
+    /// Not tried again unless asked for. The next event of the transaction is due now.
     GivenUp,
 }
 
 /// What becomes of an endpoint after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndpointThen {
-    /// It works: failures are forgotten.
+    /// It works: failures are forgotten. A pause that another answer asked for stays.
     Works,
-    /// One more failure; no other attempt before this time.
+    /// One more failure; no other attempt before this time, or before the end of a longer pause.
     Fails {
         /// The pause, if any.
         paused_until: Option<Timestamp>,
@@ -297,6 +299,9 @@ impl AttemptRecord {
         }
     }
 }
+
+/// When an event is due that waits for an earlier one of its transaction: the last second of the year 9999.
+pub(super) const PARKED: Timestamp = Timestamp(253_402_300_799_000);
 
 /// Deliveries that one [`EndpointThen::Disable`] gives up.
 pub(super) const GIVEN_UP_AT_ONCE: u32 = 10_000;

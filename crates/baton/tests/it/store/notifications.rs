@@ -32,6 +32,9 @@ on_every_database! {
     one_event_is_delivered_again_on_request_and_to_its_owner_only
     attempts_are_listed_newest_first_and_old_rows_are_deleted
     paused_endpoints_are_not_due
+    an_event_behind_another_one_is_not_due
+    another_url_starts_without_failures_and_pauses
+    what_was_recovered_is_leased_in_order
 }
 
 fn endpoint(owner: &str, events: &[EventType]) -> Endpoint {
@@ -352,8 +355,12 @@ async fn one_event_is_delivered_again_on_request_and_to_its_owner_only(fixture: 
         at: now(),
         payload: "{}".to_owned(),
     };
-    store.put_test(own.id, &test).await.unwrap();
-    assert_eq!(kinds(&lease(fixture, &own, now() + MINUTE).await), [EventType::Test]);
+    assert!(store.put_test(own.id, &test, 2).await.unwrap());
+    let second = Event { id: EventId("evt_test2".to_owned()), ..test.clone() };
+    assert!(store.put_test(own.id, &second, 2).await.unwrap());
+    let third = Event { id: EventId("evt_test3".to_owned()), ..test };
+    assert!(!store.put_test(own.id, &third, 2).await.unwrap(), "two wait already");
+    assert_eq!(kinds(&lease(fixture, &own, now() + MINUTE).await), [EventType::Test, EventType::Test]);
 }
 
 async fn attempts_are_listed_newest_first_and_old_rows_are_deleted(fixture: &StoreFixture) {
@@ -406,4 +413,71 @@ async fn paused_endpoints_are_not_due(fixture: &StoreFixture) {
     assert!(store.due_endpoints(at + MINUTE - Duration::from_millis(1)).await.unwrap().is_empty());
     let due = store.due_endpoints(at + MINUTE).await.unwrap();
     assert_eq!((due.len(), due[0].failures, due[0].url.as_str()), (1, 1, endpoint.url.as_str()));
+}
+
+/// Endpoints whose only events wait for an earlier one would otherwise take every place, in vain.
+async fn an_event_behind_another_one_is_not_due(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &EventType::SUBSCRIBABLE).await;
+    let row = submitted(fixture).await;
+    let at = now() + MINUTE;
+    let first = lease(fixture, &endpoint, at).await.remove(0);
+    let later = at + MINUTE * 60;
+    let fails = EndpointThen::Fails { paused_until: None };
+    store.record_attempt(&record(&first, DeliveryThen::RetryAt(later), fails)).await.unwrap();
+    failed(fixture, &row).await;
+    assert!(store.due_endpoints(later - Duration::from_millis(1)).await.unwrap().is_empty());
+    let again = lease(fixture, &endpoint, later).await;
+    assert_eq!(kinds(&again), [EventType::Submitted]);
+    deliver(fixture, &again[0]).await;
+    for kind in [EventType::Failed, EventType::Completed] {
+        let next = lease(fixture, &endpoint, now() + MINUTE).await;
+        assert_eq!(kinds(&next), [kind]);
+        deliver(fixture, &next[0]).await;
+    }
+}
+
+async fn another_url_starts_without_failures_and_pauses(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    submitted(fixture).await;
+    let at = now() + MINUTE;
+    let leased = lease(fixture, &endpoint, at).await;
+    let paused = |until| EndpointThen::Fails { paused_until: until };
+    store.record_attempt(&record(&leased[0], DeliveryThen::RetryAt(at), paused(Some(at + MINUTE * 60)))).await.unwrap();
+    // Neither a failure without a pause nor a success shortens it.
+    store.record_attempt(&record(&leased[1], DeliveryThen::RetryAt(at), paused(None))).await.unwrap();
+    deliver(fixture, &leased[1]).await;
+    let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((stored.paused_until, stored.failures), (Some(at + MINUTE * 60), 0));
+    let url = "https://example.com/mended".to_owned();
+    assert!(store.change_endpoint(&Endpoint { url, ..stored }).await.unwrap());
+    let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((stored.paused_until, stored.failing_since, stored.failures), (None, None, 0));
+    assert_eq!(store.due_endpoints(at).await.unwrap().len(), 1);
+}
+
+async fn what_was_recovered_is_leased_in_order(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &EventType::SUBSCRIBABLE).await;
+    let start = now();
+    let rows = [submitted(fixture).await, submitted(fixture).await];
+    for row in &rows {
+        failed(fixture, row).await;
+    }
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    let gone = EndpointThen::Disable { reason: "gone".to_owned() };
+    store.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
+    let disabled = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert!(store.change_endpoint(&Endpoint { disabled: None, ..disabled }).await.unwrap());
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(start), now()).await.unwrap(), 6);
+    for kind in [EventType::Submitted, EventType::Failed, EventType::Completed] {
+        let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+        assert_eq!(kinds(&leased), [kind; 2]);
+        for delivery in &leased {
+            deliver(fixture, delivery).await;
+        }
+    }
+    assert_eq!(store.endpoint_counts(endpoint.id).await.unwrap().waiting, 0);
 }

@@ -18,8 +18,8 @@ use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
     Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, DueEndpoint, EVERY_KEY, Endpoint, EndpointCounts,
-    EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUED_AT_ONCE, Requeue,
-    event_names, parse_events,
+    EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, PARKED, REQUEUED_AT_ONCE,
+    Requeue, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -78,17 +78,23 @@ impl NotificationStore for MySqlStore {
     }
 
     async fn change_endpoint(&self, endpoint: &Endpoint) -> Result<bool, StoreError> {
-        // Assignments see those before them, so the old `disabled_at` is used before it is replaced.
-        const SQL: &str = "UPDATE webhook_endpoints SET url = ?, events = ?, description = ?, secret = ?, \
-             previous_secret = ?, previous_until = ?, updated_at = ?, version = version + 1, \
-             failing_since = CASE WHEN disabled_at IS NOT NULL AND ? IS NULL THEN NULL ELSE failing_since END, \
-             failures = CASE WHEN disabled_at IS NOT NULL AND ? IS NULL THEN 0 ELSE failures END, \
-             paused_until = CASE WHEN disabled_at IS NOT NULL AND ? IS NULL THEN NULL ELSE paused_until END, \
-             disabled_at = ?, disabled_reason = ? WHERE id = ? AND version = ?";
+        // Assignments see those before them, so the old `disabled_at` and `url` are used before they are replaced.
+        const SQL: &str = "UPDATE webhook_endpoints SET \
+             failing_since = CASE WHEN (disabled_at IS NOT NULL AND ? IS NULL) OR url <> ? THEN NULL ELSE failing_since END, \
+             failures = CASE WHEN (disabled_at IS NOT NULL AND ? IS NULL) OR url <> ? THEN 0 ELSE failures END, \
+             paused_until = CASE WHEN (disabled_at IS NOT NULL AND ? IS NULL) OR url <> ? THEN NULL ELSE paused_until END, \
+             url = ?, events = ?, description = ?, secret = ?, previous_secret = ?, previous_until = ?, updated_at = ?, \
+             version = version + 1, disabled_at = ?, disabled_reason = ? WHERE id = ? AND version = ?";
         self.pool
             .transact(work!(connection => {
                 let disabled_at = endpoint.disabled.as_ref().map(|disabled| datetime(disabled.at));
                 let changed = sqlx::query(SQL)
+                    .bind(disabled_at)
+                    .bind(&endpoint.url)
+                    .bind(disabled_at)
+                    .bind(&endpoint.url)
+                    .bind(disabled_at)
+                    .bind(&endpoint.url)
                     .bind(&endpoint.url)
                     .bind(event_names(&endpoint.events))
                     .bind(&endpoint.description)
@@ -97,50 +103,52 @@ impl NotificationStore for MySqlStore {
                     .bind(endpoint.previous_secret.as_ref().map(|(_, until)| datetime(*until)))
                     .bind(datetime(endpoint.updated_at))
                     .bind(disabled_at)
-                    .bind(disabled_at)
-                    .bind(disabled_at)
-                    .bind(disabled_at)
                     .bind(endpoint.disabled.as_ref().map(|disabled| disabled.reason.as_str()))
                     .bind(endpoint.id.to_string())
                     .bind(endpoint.version)
-                    .execute(connection)
+                    .execute(&mut *connection)
                     .await?;
-                Ok(End::Keep(changed.rows_affected() > 0))
+                let changed = changed.rows_affected() > 0;
+                if changed && endpoint.disabled.is_none() {
+                    park_followers(connection, endpoint.id, endpoint.updated_at).await?;
+                }
+                Ok(End::Keep(changed))
             }))
             .await
     }
 
     async fn delete_endpoint(&self, endpoint: EndpointId) -> Result<bool, StoreError> {
-        let deleted = self.pool.transact(work!(connection => {
-            let deleted = sqlx::query("DELETE FROM webhook_endpoints WHERE id = ?")
-                .bind(endpoint.to_string())
-                .execute(connection)
-                .await?;
-            Ok(End::Keep(deleted.rows_affected() > 0))
-        }));
-        let deleted = deleted.await?;
-        // What is left of it is deleted in small commits; without its endpoint no delivery is made.
-        for sql in [
+        // Disabled first, so that it gets no new deliveries, and deleted last: if this call is cut off, the endpoint is still
+        // there, and the call can be repeated.
+        const DISABLE: &str = "UPDATE webhook_endpoints SET disabled_at = COALESCE(disabled_at, UTC_TIMESTAMP(3)), \
+             disabled_reason = 'it is being deleted', version = version + 1 WHERE id = ?";
+        const CHILDREN: [&str; 2] = [
             "DELETE FROM webhook_deliveries WHERE endpoint_id = ? LIMIT 5000",
             "DELETE FROM webhook_attempts WHERE endpoint_id = ? LIMIT 5000",
-        ] {
-            loop {
-                let some = self.pool.transact(work!(connection => {
-                    let some = sqlx::query(sql).bind(endpoint.to_string()).execute(connection).await?;
-                    Ok(End::Keep(some.rows_affected()))
-                }));
-                if some.await? == 0 {
-                    break;
-                }
-            }
+        ];
+        let run = async |sql: &'static str| {
+            let affected = self.pool.transact(work!(connection => {
+                let done = sqlx::query(sql).bind(endpoint.to_string()).execute(connection).await?;
+                Ok(End::Keep(done.rows_affected()))
+            }));
+            affected.await
+        };
+        if run(DISABLE).await? == 0 {
+            return Ok(false);
         }
+        for sql in CHILDREN {
+            while run(sql).await? > 0 {}
+        }
+        let deleted = run("DELETE FROM webhook_endpoints WHERE id = ?").await? > 0;
+        // A save that had read the endpoint before it was disabled.
+        run(CHILDREN[0]).await?;
         Ok(deleted)
     }
 
     async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError> {
         const SQL: &str = "SELECT id, url, failures, since, api_key FROM (SELECT id, url, failures, api_key, \
-             (SELECT due_at FROM webhook_deliveries WHERE endpoint_id = endpoint.id AND due_at IS NOT NULL \
-              ORDER BY due_at LIMIT 1) AS since \
+             (SELECT due_at FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+              WHERE endpoint_id = endpoint.id AND open = 1 ORDER BY due_at LIMIT 1) AS since \
              FROM webhook_endpoints AS endpoint \
              WHERE disabled_at IS NULL AND (paused_until IS NULL OR paused_until <= ?)) AS found \
              WHERE since <= ? ORDER BY since";
@@ -209,12 +217,19 @@ impl NotificationStore for MySqlStore {
             .await
     }
 
-    async fn put_test(&self, endpoint: EndpointId, event: &Event) -> Result<(), StoreError> {
+    async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError> {
+        const WAITING: &str = "SELECT COUNT(*) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_open) \
+             WHERE endpoint_id = ? AND transaction_id = ? AND open = 1";
         self.pool
             .transact(work!(connection => {
+                let waiting = sqlx::query(WAITING).bind(endpoint.to_string()).bind(id(event.transaction));
+                let waiting: i64 = waiting.fetch_one(&mut *connection).await?.try_get(0)?;
+                if usize::try_from(waiting).unwrap_or(0) >= max {
+                    return Ok(End::Undo(Ok(false)));
+                }
                 put_events(connection, &[event]).await?;
                 put_deliveries(connection, &[(endpoint.to_string().as_str(), event)]).await?;
-                Ok(End::Keep(()))
+                Ok(End::Keep(true))
             }))
             .await
     }
@@ -223,20 +238,41 @@ impl NotificationStore for MySqlStore {
         let Some(found) = self.endpoint(endpoint).await? else { return Ok(0) };
         let found = &found;
         let mut all = 0;
-        loop {
-            let some = self.pool.transact(work!(connection => {
-                let some = match what {
-                    Requeue::Event(event) => requeue_event(connection, found, event, now).await?,
-                    Requeue::Since(since) => requeue_since(connection, found, *since, now).await?,
-                };
-                Ok(End::Keep(some))
-            }));
-            let some = some.await?;
-            all += some;
-            if some == 0 || matches!(what, Requeue::Event(_)) {
-                return Ok(all);
+        match what {
+            Requeue::Event(event) => {
+                let queued = self.pool.transact(work!(connection => {
+                    Ok(End::Keep(requeue_event(connection, found, event, now).await?))
+                }));
+                all += queued.await?;
+            }
+            Requeue::Since(since) => {
+                loop {
+                    let again = self.pool.transact(work!(connection => {
+                        Ok(End::Keep(requeue_given_up(connection, endpoint, *since, now).await?))
+                    }));
+                    let again = again.await?;
+                    all += again;
+                    if again == 0 {
+                        break;
+                    }
+                }
+                let mut after = Some((*since, String::new()));
+                while let Some(place) = after.take() {
+                    let place = &place;
+                    let added = self.pool.transact(work!(connection => {
+                        Ok(End::Keep(add_missed(connection, found, place, now).await?))
+                    }));
+                    let (added, next) = added.await?;
+                    all += added;
+                    after = next;
+                }
             }
         }
+        let parked = self.pool.transact(work!(connection => {
+            Ok(End::Keep(park_followers(connection, endpoint, now).await?))
+        }));
+        parked.await?;
+        Ok(all)
     }
 
     async fn attempts(
@@ -272,8 +308,10 @@ impl NotificationStore for MySqlStore {
     async fn notification_counts(&self, _: Timestamp) -> Result<NotificationCounts, StoreError> {
         // Endpoint by endpoint, because the index has ended deliveries too.
         const SQL: &str = "SELECT disabled_at IS NULL, failures, \
-             (SELECT COUNT(*) FROM webhook_deliveries WHERE endpoint_id = endpoint.id AND due_at IS NOT NULL), \
-             (SELECT MIN(created_at) FROM webhook_deliveries WHERE endpoint_id = endpoint.id AND due_at IS NOT NULL) \
+             (SELECT COUNT(*) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+              WHERE endpoint_id = endpoint.id AND open = 1), \
+             (SELECT MIN(created_at) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+              WHERE endpoint_id = endpoint.id AND open = 1) \
              FROM webhook_endpoints AS endpoint";
         let read = self.pool.read(work!(connection => {
             let mut counts = NotificationCounts::default();
@@ -293,8 +331,10 @@ impl NotificationStore for MySqlStore {
     }
 
     async fn endpoint_counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, StoreError> {
-        const WAITING: &str = "SELECT COUNT(*) FROM webhook_deliveries WHERE endpoint_id = ? AND due_at IS NOT NULL";
-        const GIVEN_UP: &str = "SELECT COUNT(*) FROM webhook_deliveries WHERE endpoint_id = ? AND ended = 'given-up'";
+        const WAITING: &str = "SELECT COUNT(*) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+             WHERE endpoint_id = ? AND open = 1";
+        const GIVEN_UP: &str = "SELECT COUNT(*) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_given_up) \
+             WHERE endpoint_id = ? AND ended = 'given-up'";
         let read = self.pool.read(work!(connection => {
             let mut counts = [0; 2];
             for (count, sql) in counts.iter_mut().zip([WAITING, GIVEN_UP]) {
@@ -413,9 +453,9 @@ async fn lease_of(
     lease: Uuid,
 ) -> Result<Vec<Delivery>, sqlx::Error> {
     const DUE: &str = "SELECT event_id FROM webhook_deliveries AS delivery FORCE INDEX (webhook_deliveries_due) \
-         WHERE endpoint_id = ? AND due_at <= ? AND NOT EXISTS (SELECT 1 \
+         WHERE endpoint_id = ? AND open = 1 AND due_at <= ? AND NOT EXISTS (SELECT 1 \
           FROM webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) WHERE earlier.endpoint_id = delivery.endpoint_id AND earlier.transaction_id = delivery.transaction_id \
-          AND earlier.position < delivery.position AND earlier.due_at IS NOT NULL) \
+          AND earlier.position < delivery.position AND earlier.open = 1) \
          ORDER BY due_at LIMIT ?";
     const TAKE: &str = "UPDATE webhook_deliveries SET due_at = ?, lease = ? \
          WHERE endpoint_id = ? AND event_id = ? AND due_at <= ?";
@@ -499,7 +539,9 @@ async fn record_attempt(connection: &mut MySqlConnection, record: &AttemptRecord
     if moved.rows_affected() == 0 {
         return Ok(());
     }
-    move_later_events(connection, delivery, *then, *now).await?;
+    if !matches!(then, DeliveryThen::RetryAt(_)) {
+        release_next(connection, delivery, *now).await?;
+    }
     change_health(connection, delivery.endpoint, endpoint_then, attempt.at, *now).await?;
     if let Some(step) = step {
         add_step(connection, delivery.transaction, &step, *now).await?;
@@ -530,30 +572,55 @@ async fn add_attempt(
     Ok(())
 }
 
-/// Later events of the transaction wait with a failed one, and follow an ended one at once. The index is named: a planner
-/// without statistics may prefer that of due times, and go through every delivery of the endpoint.
-async fn move_later_events(
+/// Makes the next event of the transaction due once this one has ended. The index is named: a planner without statistics may
+/// prefer that of due times, and go through every delivery of the endpoint.
+async fn release_next(
     connection: &mut MySqlConnection,
     delivery: &Delivery,
-    then: DeliveryThen,
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
-    const EARLIER: &str = "UPDATE webhook_deliveries FORCE INDEX (webhook_deliveries_open) SET due_at = ? \
-         WHERE endpoint_id = ? AND transaction_id = ? AND position > ? AND lease IS NULL AND due_at > ?";
-    const LATER: &str = "UPDATE webhook_deliveries FORCE INDEX (webhook_deliveries_open) SET due_at = ? \
-         WHERE endpoint_id = ? AND transaction_id = ? AND position > ? AND lease IS NULL AND due_at < ?";
-    let (sql, due) = match then {
-        DeliveryThen::RetryAt(at) => (LATER, at),
-        DeliveryThen::Delivered | DeliveryThen::GivenUp => (EARLIER, now),
-    };
-    sqlx::query(sql)
-        .bind(datetime(due))
+    const NEXT: &str = "SELECT event_id FROM webhook_deliveries FORCE INDEX (webhook_deliveries_open) \
+         WHERE endpoint_id = ? AND transaction_id = ? AND position > ? AND open = 1 ORDER BY position LIMIT 1";
+    const RELEASE: &str =
+        "UPDATE webhook_deliveries SET due_at = ? WHERE endpoint_id = ? AND event_id = ? AND due_at = ?";
+    let next = sqlx::query(NEXT)
         .bind(delivery.endpoint.to_string())
         .bind(id(delivery.transaction))
         .bind(delivery.position)
-        .bind(datetime(due))
+        .fetch_optional(&mut *connection)
+        .await?;
+    let Some(next) = next else { return Ok(()) };
+    sqlx::query(RELEASE)
+        .bind(datetime(now))
+        .bind(delivery.endpoint.to_string())
+        .bind(next.try_get::<String, _>(0)?)
+        .bind(datetime(PARKED))
         .execute(connection)
         .await?;
+    Ok(())
+}
+
+/// Parks what is due behind an earlier event of its transaction, and makes due what is parked behind none: after events
+/// were made due by other means than the end of the one before.
+async fn park_followers(
+    connection: &mut MySqlConnection,
+    endpoint: EndpointId,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    const PARK: &str = "UPDATE webhook_deliveries AS later FORCE INDEX (webhook_deliveries_due) \
+         JOIN webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
+         ON earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
+         AND earlier.position < later.position AND earlier.open = 1 \
+         SET later.due_at = ? WHERE later.endpoint_id = ? AND later.open = 1 AND later.due_at < ? AND later.lease IS NULL";
+    const RELEASE: &str = "UPDATE webhook_deliveries AS later FORCE INDEX (webhook_deliveries_due) \
+         LEFT JOIN webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
+         ON earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
+         AND earlier.position < later.position AND earlier.open = 1 \
+         SET later.due_at = ? \
+         WHERE later.endpoint_id = ? AND later.open = 1 AND later.due_at = ? AND earlier.endpoint_id IS NULL";
+    let (endpoint, parked) = (endpoint.to_string(), datetime(PARKED));
+    sqlx::query(PARK).bind(parked).bind(&endpoint).bind(parked).execute(&mut *connection).await?;
+    sqlx::query(RELEASE).bind(datetime(now)).bind(&endpoint).bind(parked).execute(connection).await?;
     Ok(())
 }
 
@@ -566,13 +633,14 @@ async fn change_health(
 ) -> Result<(), sqlx::Error> {
     match then {
         EndpointThen::Works => {
-            const SQL: &str = "UPDATE webhook_endpoints SET failing_since = NULL, failures = 0, paused_until = NULL \
-                 WHERE id = ? AND (failures > 0 OR paused_until IS NOT NULL)";
+            const SQL: &str = "UPDATE webhook_endpoints SET failing_since = NULL, failures = 0 \
+                 WHERE id = ? AND failures > 0";
             sqlx::query(SQL).bind(endpoint.to_string()).execute(connection).await?;
         }
         EndpointThen::Fails { paused_until } => {
             const SQL: &str = "UPDATE webhook_endpoints SET failing_since = COALESCE(failing_since, ?), \
-                 failures = failures + 1, paused_until = ? WHERE id = ?";
+                 failures = failures + 1, \
+                 paused_until = GREATEST(COALESCE(paused_until, '2000-01-01'), COALESCE(?, '2000-01-01')) WHERE id = ?";
             let statement = sqlx::query(SQL).bind(datetime(at)).bind(paused_until.map(datetime));
             statement.bind(endpoint.to_string()).execute(connection).await?;
         }
@@ -620,41 +688,70 @@ async fn requeue_event(
     Ok(1)
 }
 
-/// Some of the events that the endpoint has missed; 0 once there are none left.
-async fn requeue_since(
+/// Makes some of the events due that were given up; 0 once there are none left.
+async fn requeue_given_up(
     connection: &mut MySqlConnection,
-    endpoint: &Endpoint,
+    endpoint: EndpointId,
     since: Timestamp,
     now: Timestamp,
 ) -> Result<u64, sqlx::Error> {
     const AGAIN: &str = "UPDATE webhook_deliveries SET due_at = ?, lease = NULL, attempts = 0, ended_at = NULL, \
          ended = NULL WHERE endpoint_id = ? AND ended = 'given-up' AND created_at >= ? LIMIT ?";
-    let max = u64::try_from(REQUEUED_AT_ONCE).unwrap_or(u64::MAX);
     let again = sqlx::query(AGAIN)
         .bind(datetime(now))
-        .bind(endpoint.id.to_string())
+        .bind(endpoint.to_string())
         .bind(datetime(since))
-        .bind(max)
-        .execute(&mut *connection)
-        .await?
-        .rows_affected();
-    let own = if endpoint.owner == EVERY_KEY { "" } else { "api_key = ? AND " };
-    let kinds = vec!["?"; endpoint.events.len().max(1)].join(", ");
-    let sql = format!(
-        "INSERT INTO webhook_deliveries (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
-         SELECT ?, id, transaction_id, position, created_at, ?, 0 FROM events \
-         WHERE {own}created_at >= ? AND type IN ({kinds}) \
-         AND NOT EXISTS (SELECT 1 FROM webhook_deliveries WHERE endpoint_id = ? AND event_id = events.id) LIMIT ?"
-    );
-    let mut statement: Statement<'_> =
-        sqlx::query(AssertSqlSafe(sql)).bind(endpoint.id.to_string()).bind(datetime(now));
-    if endpoint.owner != EVERY_KEY {
-        statement = statement.bind(endpoint.owner.as_bytes());
+        .bind(u64::try_from(REQUEUED_AT_ONCE).unwrap_or(u64::MAX))
+        .execute(connection)
+        .await?;
+    Ok(again.rows_affected())
+}
+
+/// A place among the events of a key: time and id.
+type EventPlace = (Timestamp, String);
+
+/// Adds what the endpoint has missed among the next events after this place; returns how many, and the place to go on from.
+async fn add_missed(
+    connection: &mut MySqlConnection,
+    endpoint: &Endpoint,
+    after: &EventPlace,
+    now: Timestamp,
+) -> Result<(u64, Option<EventPlace>), sqlx::Error> {
+    const OWN: &str = "SELECT id, created_at, type FROM events FORCE INDEX (events_api_key) \
+         WHERE api_key = ? AND created_at >= ? AND (created_at > ? OR id > ?) ORDER BY created_at, id LIMIT ?";
+    const ALL: &str = "SELECT id, created_at, type FROM events FORCE INDEX (events_created_at) \
+         WHERE ? = '' AND created_at >= ? AND (created_at > ? OR id > ?) ORDER BY created_at, id LIMIT ?";
+    let rows = sqlx::query(if endpoint.owner == EVERY_KEY { ALL } else { OWN })
+        .bind(endpoint.owner.as_bytes())
+        .bind(datetime(after.0))
+        .bind(datetime(after.0))
+        .bind(&after.1)
+        .bind(u64::try_from(REQUEUED_AT_ONCE).unwrap_or(u64::MAX))
+        .fetch_all(&mut *connection)
+        .await?;
+    let mut wanted: Vec<String> = Vec::new();
+    for row in &rows {
+        let kind: String = row.try_get(2)?;
+        if endpoint.events.iter().any(|wanted| wanted.name() == kind) {
+            wanted.push(row.try_get(0)?);
+        }
     }
-    statement = statement.bind(datetime(since));
-    for kind in endpoint.events.iter().copied().chain(endpoint.events.is_empty().then_some(EventType::Test)) {
-        statement = statement.bind(kind.name());
+    let mut added = 0;
+    for some in super::accept::chunks(&wanted) {
+        let places = vec!["?"; some.len()].join(", ");
+        let sql = format!(
+            "INSERT IGNORE INTO webhook_deliveries \
+             (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
+             SELECT ?, id, transaction_id, position, created_at, ?, 0 FROM events WHERE id IN ({places})"
+        );
+        let statement: Statement<'_> =
+            sqlx::query(AssertSqlSafe(sql)).bind(endpoint.id.to_string()).bind(datetime(now));
+        let statement = some.iter().fold(statement, |statement, event| statement.bind(event));
+        added += statement.execute(&mut *connection).await?.rows_affected();
     }
-    let added = statement.bind(endpoint.id.to_string()).bind(max).execute(connection).await?.rows_affected();
-    Ok(again + added)
+    let next = match rows.last().filter(|_| rows.len() == REQUEUED_AT_ONCE) {
+        Some(last) => Some((required_moment(last, 1)?, last.try_get(0)?)),
+        None => None,
+    };
+    Ok((added, next))
 }

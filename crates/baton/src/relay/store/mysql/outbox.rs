@@ -1,7 +1,7 @@
 //! Writes the events of a group of moves inside the commit that saves the moves, with a delivery for each endpoint that asks
 //! for them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -9,7 +9,7 @@ use super::accept::chunks;
 use super::columns::{datetime, id};
 use crate::relay::state::event::{Event, EventMark, EventType};
 use crate::relay::state::transaction::Transaction;
-use crate::relay::store::notifications::EVERY_KEY;
+use crate::relay::store::notifications::{EVERY_KEY, PARKED};
 
 /// What an endpoint asks for.
 struct Subscription {
@@ -50,7 +50,9 @@ pub(super) async fn write(
         let enabled = asking.iter().filter(|subscription| subscription.enabled);
         enabled.map(move |subscription| (subscription.endpoint.as_str(), event))
     });
-    let deliveries: Vec<_> = deliveries.collect();
+    let mut deliveries: Vec<_> = deliveries.collect();
+    // In the order of a transaction's events, so that each is parked behind the one before.
+    deliveries.sort_by_key(|(endpoint, event)| (*endpoint, event.transaction, event.position));
     let events: Vec<_> = wanted.iter().map(|(event, _)| event).collect();
     put_events(connection, &events).await?;
     put_deliveries(connection, &deliveries).await
@@ -105,11 +107,24 @@ pub(super) async fn put_events(connection: &mut MySqlConnection, events: &[&Even
     Ok(())
 }
 
+/// Due at once, or parked behind an earlier event of its transaction: one that waits already, or the one before in this
+/// list. The row locks of the transactions keep the end of an earlier delivery from happening at the same time.
 pub(super) async fn put_deliveries(
     connection: &mut MySqlConnection,
     deliveries: &[(&str, &Event)],
 ) -> Result<(), sqlx::Error> {
-    for some in chunks(deliveries) {
+    let waiting = waiting(connection, deliveries).await?;
+    let mut due = Vec::with_capacity(deliveries.len());
+    for (place, (endpoint, event)) in deliveries.iter().enumerate() {
+        let before = place.checked_sub(1).map(|before| deliveries[before]);
+        let follows = before.is_some_and(|(other, earlier)| {
+            other == *endpoint && earlier.transaction == event.transaction && earlier.position < event.position
+        });
+        let is_parked = follows || waiting.contains(&((*endpoint).to_owned(), id(event.transaction)));
+        due.push(if is_parked && !event.transaction.0.is_nil() { PARKED } else { event.at });
+    }
+    let deliveries: Vec<_> = deliveries.iter().copied().zip(due).collect();
+    for some in chunks(&deliveries) {
         let values = vec!["(?, ?, ?, ?, ?, ?, 0)"; some.len()].join(", ");
         let sql = format!(
             "INSERT INTO webhook_deliveries \
@@ -117,16 +132,41 @@ pub(super) async fn put_deliveries(
              ON DUPLICATE KEY UPDATE event_id = VALUES(event_id)"
         );
         let mut statement = sqlx::query(AssertSqlSafe(sql));
-        for (endpoint, event) in some {
+        for ((endpoint, event), due) in some {
             statement = statement
                 .bind(endpoint)
                 .bind(&event.id.0)
                 .bind(id(event.transaction))
                 .bind(event.position)
                 .bind(datetime(event.at))
-                .bind(datetime(event.at));
+                .bind(datetime(*due));
         }
         statement.execute(&mut *connection).await?;
     }
     Ok(())
+}
+
+/// The endpoints and transactions of these deliveries for which an earlier event waits.
+async fn waiting(
+    connection: &mut MySqlConnection,
+    deliveries: &[(&str, &Event)],
+) -> Result<HashSet<(String, String)>, sqlx::Error> {
+    let pairs: BTreeSet<(&str, String)> =
+        deliveries.iter().map(|(endpoint, event)| (*endpoint, id(event.transaction))).collect();
+    let pairs: Vec<_> = pairs.into_iter().collect();
+    let mut waiting = HashSet::new();
+    for some in chunks(&pairs) {
+        let places = vec!["(?, ?)"; some.len()].join(", ");
+        let sql = format!(
+            "SELECT DISTINCT endpoint_id, transaction_id FROM webhook_deliveries FORCE INDEX (webhook_deliveries_open) \
+             WHERE (endpoint_id, transaction_id) IN ({places}) AND open = 1"
+        );
+        let statement = some.iter().fold(sqlx::query(AssertSqlSafe(sql)), |statement, (endpoint, transaction)| {
+            statement.bind(*endpoint).bind(transaction)
+        });
+        for row in statement.fetch_all(&mut *connection).await? {
+            waiting.insert((row.try_get(0)?, row.try_get(1)?));
+        }
+    }
+    Ok(waiting)
 }

@@ -16,8 +16,8 @@ use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
     Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, DueEndpoint, EVERY_KEY, Endpoint, EndpointCounts,
-    EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUED_AT_ONCE, Requeue,
-    event_names, parse_events,
+    EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, PARKED, REQUEUED_AT_ONCE,
+    Requeue, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -73,9 +73,11 @@ impl NotificationStore for SqliteStore {
                 .prepare_cached(
                     "UPDATE webhook_endpoints SET url = ?3, events = ?4, description = ?5, secret = ?6, \
                      previous_secret = ?7, previous_until = ?8, updated_at = ?9, version = ?2 + 1, \
-                     failing_since = CASE WHEN disabled_at IS NOT NULL AND ?10 IS NULL THEN NULL ELSE failing_since END, \
-                     failures = CASE WHEN disabled_at IS NOT NULL AND ?10 IS NULL THEN 0 ELSE failures END, \
-                     paused_until = CASE WHEN disabled_at IS NOT NULL AND ?10 IS NULL THEN NULL ELSE paused_until END, \
+                     failing_since = CASE WHEN (disabled_at IS NOT NULL AND ?10 IS NULL) OR url <> ?3 \
+                      THEN NULL ELSE failing_since END, \
+                     failures = CASE WHEN (disabled_at IS NOT NULL AND ?10 IS NULL) OR url <> ?3 THEN 0 ELSE failures END, \
+                     paused_until = CASE WHEN (disabled_at IS NOT NULL AND ?10 IS NULL) OR url <> ?3 \
+                      THEN NULL ELSE paused_until END, \
                      disabled_at = ?10, disabled_reason = ?11 WHERE id = ?1 AND version = ?2",
                 )?
                 .execute(params![
@@ -91,6 +93,9 @@ impl NotificationStore for SqliteStore {
                     disabled_at,
                     reason
                 ])?;
+            if changed > 0 && endpoint.disabled.is_none() {
+                park_followers(connection, endpoint.id, endpoint.updated_at)?;
+            }
             Ok(changed > 0)
         })
         .await
@@ -200,11 +205,21 @@ impl NotificationStore for SqliteStore {
         self.write(move |connection| record_attempt(connection, &record)).await
     }
 
-    async fn put_test(&self, endpoint: EndpointId, event: &Event) -> Result<(), StoreError> {
+    async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError> {
         let event = event.clone();
         self.write(move |connection| {
+            let waiting: usize = connection
+                .prepare_cached(
+                    "SELECT COUNT(*) FROM webhook_deliveries INDEXED BY webhook_deliveries_open \
+                     WHERE endpoint_id = ?1 AND transaction_id = ?2 AND due_at IS NOT NULL",
+                )?
+                .query_row(params![endpoint.0.as_bytes(), event.transaction.0.as_bytes()], |row| row.get(0))?;
+            if waiting >= max {
+                return Ok(false);
+            }
             put_event(connection, &event)?;
-            put_delivery(connection, endpoint.0.as_bytes(), &event)
+            put_delivery(connection, endpoint.0.as_bytes(), &event)?;
+            Ok(true)
         })
         .await
     }
@@ -217,15 +232,26 @@ impl NotificationStore for SqliteStore {
                 self.write(move |connection| requeue_event(connection, &found, &event, now)).await
             }
             Requeue::Since(since) => {
-                let (mut all, since) = (0, *since);
+                let since = *since;
+                let mut all = 0;
                 loop {
-                    let found = found.clone();
-                    let some = self.write(move |connection| requeue_since(connection, &found, since, now)).await?;
-                    all += some;
-                    if some == 0 {
-                        return Ok(all);
+                    let again =
+                        self.write(move |connection| requeue_given_up(connection, endpoint, since, now)).await?;
+                    all += again;
+                    if again == 0 {
+                        break;
                     }
                 }
+                let mut after = Some((since, String::new()));
+                while let Some(place) = after.take() {
+                    let found = found.clone();
+                    let (added, next) =
+                        self.write(move |connection| add_missed(connection, &found, &place, now)).await?;
+                    all += added;
+                    after = next;
+                }
+                self.write(move |connection| park_followers(connection, endpoint, now)).await?;
+                Ok(all)
             }
         }
     }
@@ -426,7 +452,9 @@ fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<(),
     if moved == 0 {
         return Ok(());
     }
-    move_later_events(connection, delivery, *then, *now)?;
+    if !matches!(then, DeliveryThen::RetryAt(_)) {
+        release_next(connection, delivery, *now)?;
+    }
     change_health(connection, delivery.endpoint, endpoint_then, attempt.at, *now)?;
     if let Some(step) = record.step() {
         add_step(connection, delivery.transaction, &step, *now)?;
@@ -434,25 +462,41 @@ fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<(),
     Ok(())
 }
 
-/// Later events of the transaction wait with a failed one, and follow an ended one at once. The index is named: a planner
-/// without statistics may prefer that of due times, and go through every delivery of the endpoint.
-fn move_later_events(
-    connection: &Connection,
-    delivery: &Delivery,
-    then: DeliveryThen,
-    now: Timestamp,
-) -> Result<(), rusqlite::Error> {
-    let (condition, due) = match then {
-        DeliveryThen::RetryAt(at) => ("due_at < ?4", at),
-        DeliveryThen::Delivered | DeliveryThen::GivenUp => ("due_at > ?4", now),
-    };
+/// Makes the next event of the transaction due once this one has ended. The index is named: a planner without statistics may
+/// prefer that of due times, and go through every delivery of the endpoint.
+fn release_next(connection: &Connection, delivery: &Delivery, now: Timestamp) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "UPDATE webhook_deliveries SET due_at = ?4 WHERE (endpoint_id, event_id) IN (SELECT endpoint_id, event_id \
+              FROM webhook_deliveries INDEXED BY webhook_deliveries_open \
+              WHERE endpoint_id = ?1 AND transaction_id = ?2 AND position > ?3 AND due_at IS NOT NULL \
+              ORDER BY position LIMIT 1) AND due_at = ?5",
+        )?
+        .execute(params![
+            delivery.endpoint.0.as_bytes(),
+            delivery.transaction.0.as_bytes(),
+            delivery.position,
+            now.0,
+            PARKED.0
+        ])?;
+    Ok(())
+}
+
+/// Parks what is due behind an earlier event of its transaction, and makes due what is parked behind none: after events
+/// were made due by other means than the end of the one before.
+fn park_followers(connection: &Connection, endpoint: EndpointId, now: Timestamp) -> Result<(), rusqlite::Error> {
+    const EARLIER: &str = "EXISTS (SELECT 1 FROM webhook_deliveries AS earlier INDEXED BY webhook_deliveries_open \
+          WHERE earlier.endpoint_id = ?1 AND earlier.transaction_id = webhook_deliveries.transaction_id \
+          AND earlier.position < webhook_deliveries.position AND earlier.due_at IS NOT NULL)";
+    let id = endpoint.0.as_bytes();
     let sql = format!(
-        "UPDATE webhook_deliveries INDEXED BY webhook_deliveries_open SET due_at = ?4 \
-         WHERE endpoint_id = ?1 AND transaction_id = ?2 AND position > ?3 \
-         AND due_at IS NOT NULL AND lease IS NULL AND {condition}"
+        "UPDATE webhook_deliveries SET due_at = ?2 \
+         WHERE endpoint_id = ?1 AND due_at < ?2 AND lease IS NULL AND {EARLIER}"
     );
-    let (endpoint, transaction) = (delivery.endpoint.0.as_bytes(), delivery.transaction.0.as_bytes());
-    connection.prepare_cached(&sql)?.execute(params![endpoint, transaction, delivery.position, due.0])?;
+    connection.execute(&sql, params![id, PARKED.0])?;
+    let sql =
+        format!("UPDATE webhook_deliveries SET due_at = ?3 WHERE endpoint_id = ?1 AND due_at = ?2 AND NOT {EARLIER}");
+    connection.execute(&sql, params![id, PARKED.0, now.0])?;
     Ok(())
 }
 
@@ -468,8 +512,7 @@ fn change_health(
         EndpointThen::Works => {
             connection
                 .prepare_cached(
-                    "UPDATE webhook_endpoints SET failing_since = NULL, failures = 0, paused_until = NULL \
-                     WHERE id = ?1 AND (failures > 0 OR paused_until IS NOT NULL)",
+                    "UPDATE webhook_endpoints SET failing_since = NULL, failures = 0 WHERE id = ?1 AND failures > 0",
                 )?
                 .execute([id])?;
         }
@@ -477,7 +520,7 @@ fn change_health(
             connection
                 .prepare_cached(
                     "UPDATE webhook_endpoints SET failing_since = COALESCE(failing_since, ?2), failures = failures + 1, \
-                     paused_until = ?3 WHERE id = ?1",
+                     paused_until = MAX(COALESCE(paused_until, 0), COALESCE(?3, 0)) WHERE id = ?1",
                 )?
                 .execute(params![id, at.0, paused_until.map(|until| until.0)])?;
         }
@@ -517,38 +560,59 @@ fn requeue_event(
          WHERE endpoint_id = ?1 AND event_id = ?2 AND EXISTS (SELECT 1 FROM events WHERE id = ?2)",
         params![endpoint.id.0.as_bytes(), event.0, now.0],
     )?;
+    park_followers(connection, endpoint.id, now)?;
     Ok(u64::from(added + again > 0))
 }
 
-/// Some of the events that the endpoint has missed; 0 once there are none left.
-fn requeue_since(
+/// Makes some of the events due that were given up; 0 once there are none left.
+fn requeue_given_up(
     connection: &Connection,
-    endpoint: &Endpoint,
+    endpoint: EndpointId,
     since: Timestamp,
     now: Timestamp,
 ) -> Result<u64, rusqlite::Error> {
-    let id = endpoint.id.0.as_bytes();
     let max = i64::try_from(REQUEUED_AT_ONCE).unwrap_or(i64::MAX);
     let again = connection.execute(
         "UPDATE webhook_deliveries SET due_at = ?3, lease = NULL, attempts = 0, ended_at = NULL, ended = NULL \
          WHERE endpoint_id = ?1 AND event_id IN (SELECT event_id FROM webhook_deliveries \
           WHERE endpoint_id = ?1 AND ended = 'given-up' AND created_at >= ?2 LIMIT ?4)",
-        params![id, since.0, now.0, max],
+        params![endpoint.0.as_bytes(), since.0, now.0, max],
     )?;
-    let added = connection.execute(
+    Ok(again as u64)
+}
+
+/// A place among the events of a key: time and id.
+type EventPlace = (Timestamp, String);
+
+/// Adds what the endpoint has missed among the next events after this place; returns how many, and the place to go on from.
+fn add_missed(
+    connection: &Connection,
+    endpoint: &Endpoint,
+    after: &EventPlace,
+    now: Timestamp,
+) -> Result<(u64, Option<EventPlace>), rusqlite::Error> {
+    let of_owner = if endpoint.owner == EVERY_KEY { "?3 = ?3" } else { "api_key = ?3" };
+    let sql = format!(
+        "SELECT id, created_at, type FROM events WHERE {of_owner} AND (created_at, id) > (?1, ?2) \
+         ORDER BY created_at, id LIMIT ?4"
+    );
+    let max = i64::try_from(REQUEUED_AT_ONCE).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare_cached(&sql)?;
+    let found = statement.query_map(params![after.0.0, after.1, endpoint.owner, max], |row| {
+        Ok((row.get::<_, String>(0)?, Timestamp(row.get(1)?), row.get::<_, String>(2)?))
+    })?;
+    let found = found.collect::<Result<Vec<_>, _>>()?;
+    let mut add = connection.prepare_cached(
         "INSERT INTO webhook_deliveries (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
-         SELECT ?1, id, transaction_id, position, created_at, ?3, 0 FROM events \
-         WHERE (api_key = ?5 OR ?5 = ?6) AND created_at >= ?2 AND instr(?7, ',' || type || ',') > 0 \
-         AND NOT EXISTS (SELECT 1 FROM webhook_deliveries WHERE endpoint_id = ?1 AND event_id = events.id) LIMIT ?4",
-        params![
-            id,
-            since.0,
-            now.0,
-            max,
-            endpoint.owner,
-            EVERY_KEY,
-            format!(",{},", event_names(&endpoint.events))
-        ],
+         SELECT ?1, id, transaction_id, position, created_at, ?3, 0 FROM events WHERE id = ?2 \
+         ON CONFLICT (endpoint_id, event_id) DO NOTHING",
     )?;
-    Ok((again + added) as u64)
+    let mut added = 0;
+    for (id, _, kind) in &found {
+        if endpoint.events.iter().any(|wanted| wanted.name() == kind) {
+            added += add.execute(params![endpoint.id.0.as_bytes(), id, now.0])?;
+        }
+    }
+    let next = (found.len() == REQUEUED_AT_ONCE).then(|| found.last().map(|(id, at, _)| (*at, id.clone()))).flatten();
+    Ok((added as u64, next))
 }

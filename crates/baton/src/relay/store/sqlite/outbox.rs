@@ -4,7 +4,7 @@ use rusqlite::{Connection, params};
 
 use crate::relay::state::event::{Event, EventMark, EventType};
 use crate::relay::state::transaction::Transaction;
-use crate::relay::store::notifications::EVERY_KEY;
+use crate::relay::store::notifications::{EVERY_KEY, PARKED};
 
 /// What an endpoint asks for.
 struct Subscription {
@@ -70,12 +70,23 @@ pub(super) fn put_event(connection: &Connection, event: &Event) -> Result<(), ru
     Ok(())
 }
 
+/// Due at once, or parked behind an earlier event of its transaction.
 pub(super) fn put_delivery(connection: &Connection, endpoint: &[u8; 16], event: &Event) -> Result<(), rusqlite::Error> {
     connection
         .prepare_cached(
             "INSERT INTO webhook_deliveries (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?5, 0) ON CONFLICT (endpoint_id, event_id) DO NOTHING",
+             VALUES (?1, ?2, ?3, ?4, ?5, CASE WHEN EXISTS (SELECT 1 \
+              FROM webhook_deliveries INDEXED BY webhook_deliveries_open \
+              WHERE endpoint_id = ?1 AND transaction_id = ?3 AND position < ?4 AND due_at IS NOT NULL) \
+              THEN ?6 ELSE ?5 END, 0) ON CONFLICT (endpoint_id, event_id) DO NOTHING",
         )?
-        .execute(params![endpoint, event.id.0, event.transaction.0.as_bytes(), event.position, event.at.0])?;
+        .execute(params![
+            endpoint,
+            event.id.0,
+            event.transaction.0.as_bytes(),
+            event.position,
+            event.at.0,
+            PARKED.0
+        ])?;
     Ok(())
 }
