@@ -61,6 +61,11 @@ fn caller(keys: &[ApiKey], given: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use axum::http::{HeaderValue, StatusCode};
+    use axum::{Router, middleware, routing};
+    use tower_service::Service as _;
+
     use super::*;
 
     #[test]
@@ -84,5 +89,18 @@ mod tests {
         };
         assert_eq!(of("0123456789abcdef0123456789abcde"), None);
         assert_eq!(of("0123456789abcdef0123456789abcdef").as_deref(), Some("a"));
+    }
+
+    /// The start refuses the hash of nothing, and a key has a minimum length: without both, the header is still required.
+    #[tokio::test]
+    async fn a_request_without_the_header_has_no_key() {
+        let nothing = ApiKey { name: "nothing".into(), sha256: Sha256::digest("").into(), length_min: 0 };
+        let routes = Router::new().route("/", routing::get(|| async {}));
+        let mut routes = routes.layer(middleware::from_fn_with_state(Arc::new(vec![nothing]), require_key));
+        let answer = routes.call(Request::new(Body::empty())).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
+        let mut request = Request::new(Body::empty());
+        request.headers_mut().insert("x-api-key", HeaderValue::from_static(""));
+        assert_eq!(routes.call(request).await.unwrap().status(), StatusCode::OK, "no other check refuses this key");
     }
 }

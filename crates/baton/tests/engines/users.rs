@@ -138,6 +138,19 @@ async fn the_existing_service_and_baton_read_each_others_messages() {
     fixture.until_quiet(SOON).await;
 }
 
+/// The id of such a message is a hash of its body: equal messages would be one row.
+#[tokio::test]
+async fn equal_malformed_messages_without_an_id_are_each_quarantined() {
+    let mut fixture = UsersSetup::on(Servers::shared()).start().await;
+    fixture.add_consumer().await;
+    let elixir = Elixir::connect(&name(&fixture)).await;
+    for body in ["{not json", "{not json", "{another"] {
+        elixir.publish("exchange", "queue", body.as_bytes(), FieldTable::default()).await;
+    }
+    eventually(SOON, "each to be quarantined", || async { (fixture.count().await.2 == 3).then_some(()) }).await;
+    fixture.until_quiet(SOON).await;
+}
+
 /// The headers of each retry, as the existing service reads them, and finally the dead-letter queue.
 #[tokio::test]
 async fn a_failing_database_retries_a_message_with_count_and_reason_and_then_buries_it() {

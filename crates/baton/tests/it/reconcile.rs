@@ -33,6 +33,8 @@ struct ProbeQueue {
     letters_read: AtomicUsize,
     /// It takes no messages.
     refuses: AtomicBool,
+    /// The next question for its depth panics.
+    panics: AtomicBool,
     /// Reading dead letters blocks its thread until this is open.
     gate: Gate,
 }
@@ -96,6 +98,7 @@ impl Queue for ProbeQueue {
         self.inner.lease()
     }
     async fn depth(&self) -> Result<Depth, QueueError> {
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "on purpose");
         self.inner.depth().await
     }
     async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
@@ -133,6 +136,7 @@ impl Fixture {
             inner,
             letters_read: AtomicUsize::new(0),
             refuses: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
             gate: Gate::default(),
         });
         let config = Config::from_vars(Service::Command, |_| None).unwrap().relay;
@@ -276,6 +280,25 @@ async fn a_sweep_that_blocks_its_thread_does_not_delay_the_heartbeat() {
         beats.insert(at);
     }
     drop(opens);
+    shutdown.cancel();
+    running.await.unwrap();
+}
+
+/// Otherwise it would not run again until the process is restarted, while the other sweeps go on.
+#[tokio::test]
+async fn a_sweep_that_panics_is_run_again() {
+    let fixture = Fixture::new().await;
+    let guarded = &fixture.guarded;
+    let waiting = row((guarded.clock.now() - guarded.timings.pending_check * 2).0);
+    guarded.store.insert(std::slice::from_ref(&waiting)).await.unwrap();
+    fixture.queue.panics.store(true, Ordering::SeqCst);
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(Arc::clone(&fixture.reconciler).run(shutdown.clone()));
+    eventually(SOON, "the row to be queued again", || async {
+        (fixture.queue.inner.depth().await.unwrap().ready == 1).then_some(())
+    })
+    .await;
+    assert!(!fixture.queue.panics.load(Ordering::SeqCst), "the first run panicked");
     shutdown.cancel();
     running.await.unwrap();
 }

@@ -38,3 +38,35 @@ impl RecentMisses {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LASTS: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn an_id_is_remembered_for_its_time_only() {
+        let (misses, now, id) = (RecentMisses::new(LASTS), Instant::now(), TransactionId::generate());
+        assert!(!misses.has(id, now));
+        misses.add(id, now);
+        assert!(misses.has(id, now + LASTS - Duration::from_millis(1)));
+        assert!(!misses.has(id, now + LASTS), "a relayer may know it by now");
+        assert!(!misses.has(TransactionId::generate(), now));
+    }
+
+    #[test]
+    fn the_memory_is_bounded_and_ids_whose_time_is_over_make_room() {
+        let (misses, now) = (RecentMisses::new(LASTS), Instant::now());
+        let ids: Vec<_> = (0..=RecentMisses::IDS_MAX).map(|_| TransactionId::generate()).collect();
+        for id in &ids {
+            misses.add(*id, now);
+        }
+        let last = ids[RecentMisses::IDS_MAX];
+        assert!(misses.has(ids[0], now) && !misses.has(last, now), "recent ids are not replaced");
+        assert_eq!(misses.since.lock().unwrap().len(), RecentMisses::IDS_MAX);
+        misses.add(last, now + LASTS);
+        assert!(misses.has(last, now + LASTS));
+        assert_eq!(misses.since.lock().unwrap().len(), 1);
+    }
+}

@@ -1,3 +1,5 @@
+use std::sync::Mutex;
+
 use async_trait::async_trait;
 use serde_json::json;
 
@@ -70,6 +72,28 @@ async fn a_submission_answered_with_another_accounts_record_has_an_unknown_outco
     };
     assert!(matches!(answer(OWN).await, Answer::Accepted(_)));
     assert!(matches!(answer(OTHER).await, Answer::Unknown { answered: true, .. }));
+}
+
+/// A relayer without transactions; records how much of each answer may be read.
+#[derive(Default)]
+struct Recorder(Mutex<Vec<usize>>);
+
+#[async_trait]
+impl Transport for Recorder {
+    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+        self.0.lock().unwrap().push(request.answer_bytes_max);
+        Proxy(json!([])).send(request).await
+    }
+}
+
+/// A page of 256 MB was read, and was in memory twice.
+#[tokio::test]
+async fn every_answer_has_a_limit_of_its_size() {
+    let recorder = Arc::new(Recorder::default());
+    let client = RelayerClient::over(recorder.clone(), &Url::parse("http://relayer").unwrap());
+    let (page, _) = client.transactions(1, 500, Duration::from_secs(1)).await.unwrap();
+    assert!(page.records.is_empty());
+    assert_eq!(*recorder.0.lock().unwrap(), [2 << 20, 8 << 20], "the list of relayers, and a page of transactions");
 }
 
 #[test]
