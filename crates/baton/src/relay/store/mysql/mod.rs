@@ -6,6 +6,7 @@
 //! what a failure means.
 
 mod accept;
+mod attempt_record;
 mod clock;
 mod columns;
 mod get;
@@ -19,6 +20,7 @@ mod outbox;
 mod outcome;
 mod pool;
 mod relayer_rows;
+mod requeue;
 mod save;
 mod values;
 

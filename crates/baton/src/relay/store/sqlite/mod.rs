@@ -1,12 +1,14 @@
 //! The embedded store: SQLite, in the same file as the embedded queue, so that a row and its message are one commit
 //! ([`SqliteStore::accept_queued`]). The single writer and its group commit are [`pipeline::sqlite::Database`]'s.
 
+mod attempt_record;
 mod columns;
 mod idempotency_keys;
 mod list;
 mod notifications;
 mod outbox;
 mod relayer_rows;
+mod requeue;
 mod statements;
 
 use std::cmp::Ordering;
