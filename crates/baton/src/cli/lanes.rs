@@ -171,7 +171,7 @@ impl Lanes {
                 None => Arc::clone(slot) as Arc<dyn HealthCheck>,
             });
         }
-        HealthState { service: service.name(), lanes, metrics }
+        HealthState { service: service.name(), lanes, metrics, shared: Default::default() }
     }
 
     /// The routes that need an API key, and those that relayers call. A lane that is not open answers 503.

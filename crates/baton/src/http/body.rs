@@ -43,8 +43,18 @@ pub struct BodyLimits {
     pub timeout: Duration,
     memory_wait: Duration,
     waiting: Semaphore,
+    webhooks_waiting: Semaphore,
     clients: Arc<Semaphore>,
     webhooks: Arc<Semaphore>,
+}
+
+/// When the memory of a body is charged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Charge {
+    /// At once, for its announced length.
+    Announced,
+    /// As its bytes arrive.
+    Arriving,
 }
 
 /// The memory of one body. Dropped with the request's answer, it lets the next body in.
@@ -60,6 +70,7 @@ impl BodyLimits {
             timeout,
             memory_wait: MEMORY_WAIT.min(timeout / 3),
             waiting: Semaphore::new(WAITING_MAX),
+            webhooks_waiting: Semaphore::new(WAITING_MAX),
             clients: of(CLIENT_BYTES_MAX),
             webhooks: of(WEBHOOK_BYTES_MAX),
         }
@@ -70,12 +81,19 @@ impl BodyLimits {
         Arc::clone(request.extensions().get().expect("the server sets the limits of every request"))
     }
 
-    /// Reads a webhook's body.
+    /// Reads a webhook's body. Its memory is charged as it arrives: its sender has proven nothing yet, and could otherwise
+    /// hold the memory of all webhooks by announcing two bodies.
     pub async fn webhook(&self, request: Request) -> Result<RawBody, Problem> {
-        self.read(request, &self.webhooks, self.timeout.min(WEBHOOK_TIMEOUT)).await
+        self.read(request, &self.webhooks, self.timeout.min(WEBHOOK_TIMEOUT), Charge::Arriving).await
     }
 
-    async fn read(&self, request: Request, memory: &Arc<Semaphore>, timeout: Duration) -> Result<RawBody, Problem> {
+    async fn read(
+        &self,
+        request: Request,
+        memory: &Arc<Semaphore>,
+        timeout: Duration,
+        charge: Charge,
+    ) -> Result<RawBody, Problem> {
         let (head, mut body) = request.into_parts();
         let said = body.size_hint().lower();
         if usize::try_from(said).unwrap_or(usize::MAX) > self.bytes_max {
@@ -84,7 +102,7 @@ impl BodyLimits {
         }
         let known = usize::try_from(said).unwrap_or(self.bytes_max);
         let read = async {
-            let held = self.reserve(memory, known).await?;
+            let held = self.reserve(memory, if charge == Charge::Announced { known } else { 0 }).await?;
             self.collect(&mut body, known, held, memory).await
         };
         // Timed apart from the handler: a body that arrives too late (408) has had no effect.
@@ -134,7 +152,8 @@ impl BodyLimits {
         if let Ok(held) = Arc::clone(memory).try_acquire_many_owned(count) {
             return Ok(held);
         }
-        if let Ok(_turn) = self.waiting.try_acquire() {
+        let waiting = if Arc::ptr_eq(memory, &self.webhooks) { &self.webhooks_waiting } else { &self.waiting };
+        if let Ok(_turn) = waiting.try_acquire() {
             let waited = tokio::time::timeout(self.memory_wait, Arc::clone(memory).acquire_many_owned(count)).await;
             if let Ok(Ok(held)) = waited {
                 return Ok(held);
@@ -161,7 +180,7 @@ impl<S: Send + Sync> FromRequest<S> for RawBody {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let limits = BodyLimits::of(&request);
-        limits.read(request, &limits.clients, limits.timeout).await
+        limits.read(request, &limits.clients, limits.timeout, Charge::Announced).await
     }
 }
 
@@ -223,12 +242,46 @@ mod tests {
         Request::new(body)
     }
 
+    /// A body that is announced and never comes.
+    struct Announced;
+
+    impl HttpBody for Announced {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
+            std::task::Poll::Pending
+        }
+
+        fn size_hint(&self) -> hyper::body::SizeHint {
+            hyper::body::SizeHint::with_exact(MAX as u64)
+        }
+    }
+
     fn limits() -> BodyLimits {
         BodyLimits { memory_wait: Duration::from_millis(1), ..BodyLimits::new(MAX, Duration::from_secs(5)) }
     }
 
     async fn read(limits: &BodyLimits, request: Request) -> Result<RawBody, &'static str> {
-        limits.read(request, &limits.clients, limits.timeout).await.map_err(|problem| problem.code)
+        limits.read(request, &limits.clients, limits.timeout, Charge::Announced).await.map_err(|problem| problem.code)
+    }
+
+    #[tokio::test]
+    async fn webhooks_that_announce_much_and_send_nothing_leave_the_memory_to_others() {
+        let limits = Arc::new(limits());
+        let held = (0..8).map(|_| {
+            let limits = Arc::clone(&limits);
+            tokio::spawn(async move {
+                limits.webhook(Request::new(Body::new(Announced))).await.map(drop).map_err(|problem| problem.code)
+            })
+        });
+        let held: Vec<_> = held.collect();
+        tokio::task::yield_now().await;
+        assert!(limits.webhook(post(Some(MAX), Vec::new())).await.is_ok());
+        held.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     #[tokio::test]

@@ -1,10 +1,11 @@
 //! `/live` (the process runs), `/ready` (it can do its work), `/health` (each part by name) and `/metrics`. Every
 //! service has them, without an API key: they carry no client data. All are on a listener of their own (`ADMIN_PORT`),
-//! which clients of the service cannot block; metrics are only there.
+//! which clients of the service cannot block, and on the service's own port, where a flood of them makes one answer at a time.
 //!
 //! A lane supplies its own [`HealthCheck`] (`relay/health.rs`, `users/health.rs`); this file asks all of them at once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,6 +13,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
+use bytes::Bytes;
 use futures::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
 use pipeline::Depth;
@@ -36,6 +38,29 @@ pub struct LaneHealth {
     pub parts: Map<String, Value>,
 }
 
+/// An answer that concurrent requests share: each gets one whose making began after it arrived. However many ask, one
+/// answer is made at a time, and its bytes are in memory once.
+#[derive(Clone, Default)]
+pub struct SharedAnswer(Arc<(AtomicU64, tokio::sync::Mutex<MadeAnswer>)>);
+
+/// The number of an answer, its status and its body.
+#[derive(Clone, Default)]
+struct MadeAnswer(u64, StatusCode, Bytes);
+
+impl SharedAnswer {
+    async fn get(&self, make: impl Future<Output = (StatusCode, Bytes)>) -> (StatusCode, Bytes) {
+        let (begun, last) = &*self.0;
+        let arrived = begun.load(Ordering::SeqCst);
+        let mut last = last.lock().await;
+        if last.0 <= arrived {
+            let number = begun.fetch_add(1, Ordering::SeqCst) + 1;
+            let (status, body) = make.await;
+            *last = MadeAnswer(number, status, body);
+        }
+        (last.1, last.2.clone())
+    }
+}
+
 /// What the routes need.
 #[derive(Clone)]
 pub struct HealthState {
@@ -45,6 +70,8 @@ pub struct HealthState {
     pub lanes: Vec<Arc<dyn HealthCheck>>,
     /// The metrics of this process.
     pub metrics: PrometheusHandle,
+    /// The answers of `/ready`, `/health` and `/metrics`.
+    pub shared: [SharedAnswer; 3],
 }
 
 /// Longest wait for one part. A part that hangs counts as unhealthy.
@@ -86,15 +113,27 @@ pub fn queue_part(depth: Option<&Depth>) -> Value {
 }
 
 async fn ready(State(state): State<HealthState>) -> Response {
-    let answers = join_all(state.lanes.iter().map(|lane| lane.is_ready())).await;
-    if answers.into_iter().all(|ready| ready) {
-        Json(json!({ "status": "ready" })).into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" }))).into_response()
-    }
+    let make = async {
+        let answers = join_all(state.lanes.iter().map(|lane| lane.is_ready())).await;
+        let (status, shown) = if answers.into_iter().all(|ready| ready) {
+            (StatusCode::OK, "ready")
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "not ready")
+        };
+        (status, json!({ "status": shown }).to_string().into())
+    };
+    json_answer(state.shared[0].get(make).await)
 }
 
 async fn health(State(state): State<HealthState>) -> Response {
+    json_answer(state.shared[1].get(make_health(&state)).await)
+}
+
+fn json_answer((status, body): (StatusCode, Bytes)) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+async fn make_health(state: &HealthState) -> (StatusCode, Bytes) {
     let answers = join_all(state.lanes.iter().map(|lane| lane.check())).await;
     let healthy = answers.iter().all(|lane| lane.healthy);
     let parts: Map<String, Value> = answers.into_iter().flat_map(|lane| lane.parts).collect();
@@ -105,11 +144,12 @@ async fn health(State(state): State<HealthState>) -> Response {
         "parts": parts,
     });
     let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(body)).into_response()
+    (status, body.to_string().into())
 }
 
 async fn metrics(State(state): State<HealthState>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics.render()).into_response()
+    let (_, text) = state.shared[2].get(async { (StatusCode::OK, state.metrics.render().into()) }).await;
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
 #[cfg(test)]
@@ -134,7 +174,7 @@ mod tests {
     fn state(lanes: [Lane; 2]) -> State<HealthState> {
         let metrics = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder().handle();
         let lanes = lanes.into_iter().map(|lane| Arc::new(lane) as Arc<dyn HealthCheck>).collect();
-        State(HealthState { service: "serve", lanes, metrics })
+        State(HealthState { service: "serve", lanes, metrics, shared: Default::default() })
     }
 
     #[tokio::test]
@@ -145,6 +185,23 @@ mod tests {
         let body: Value = serde_json::from_slice(&body).unwrap();
         let names: Vec<_> = body["parts"].as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!((body["status"].as_str(), names), (Some("ok"), vec!["store", "users"]));
+    }
+
+    #[tokio::test]
+    async fn concurrent_requests_share_an_answer_that_began_after_they_arrived() {
+        let (answer, made) = (SharedAnswer::default(), std::sync::atomic::AtomicUsize::new(0));
+        let ask = || {
+            answer.get(async {
+                let number = made.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                (StatusCode::OK, number.to_string().into())
+            })
+        };
+        let all = join_all((0..100).map(|_| ask())).await;
+        assert!(made.load(Ordering::SeqCst) <= 2, "{} were made", made.load(Ordering::SeqCst));
+        let before = made.load(Ordering::SeqCst);
+        assert_eq!(ask().await.1, before.to_string(), "a later request gets a new one");
+        assert_eq!(all.len(), 100);
     }
 
     #[tokio::test]

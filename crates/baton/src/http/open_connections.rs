@@ -1,6 +1,7 @@
 //! The open connections of a listener: how many there are, from which addresses, and which one has been silent for
 //! longest. A new connection over a cap takes the place of a silent one, so that clients that hold connections without
-//! using them do not keep others out, also from behind one address.
+//! using them do not keep others out, also from behind one address. Over the cap of all connections the address with the most
+//! connections gives one up, even if that is not silent: a client with few keeps its own.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -59,9 +60,13 @@ impl OpenConnections {
         let of_address = open.get(&address).map_or(0, Vec::len);
         let total: usize = open.values().map(Vec::len).sum();
         if of_address >= self.limits.per_address_max {
-            replace_silent(&mut open, Some(address))?;
+            replace(&mut open, address, SILENT_MIN)?;
         } else if total >= self.limits.connections_max {
-            replace_silent(&mut open, None)?;
+            let (largest, count) =
+                open.iter().map(|(address, all)| (*address, all.len())).max_by_key(|(_, count)| *count)?;
+            // Between equals silence decides.
+            let silence = if count > of_address + 1 { Duration::ZERO } else { SILENT_MIN };
+            replace(&mut open, largest, silence)?;
         }
         let activity = Arc::new(Activity {
             started: self.started,
@@ -80,14 +85,13 @@ impl OpenConnections {
     }
 }
 
-/// Ends the connection, of this address or of any, that has been silent for longest. `None` if there is no silent one.
-fn replace_silent(open: &mut HashMap<IpAddr, Vec<Arc<Activity>>>, of: Option<IpAddr>) -> Option<()> {
-    let candidates = open.iter().filter(|(address, _)| of.is_none_or(|of| of == **address));
-    let silent = candidates.flat_map(|(address, connections)| connections.iter().map(move |one| (*address, one)));
-    let longest = silent.filter(|(_, one)| one.silence() >= SILENT_MIN).max_by_key(|(_, one)| one.silence());
-    let (address, activity) = longest.map(|(address, one)| (address, Arc::clone(one)))?;
+/// Ends the connection of this address that has been silent for longest, at least for this long. `None` if there is none; a
+/// connection with a request in a handler is never ended.
+fn replace(open: &mut HashMap<IpAddr, Vec<Arc<Activity>>>, of: IpAddr, silence: Duration) -> Option<()> {
+    let idle = open.get(&of)?.iter().filter(|one| !one.is_handling() && one.silence() >= silence);
+    let activity = Arc::clone(idle.max_by_key(|one| one.silence())?);
     activity.replaced.cancel();
-    remove(open, address, &activity);
+    remove(open, of, &activity);
     counter!("baton_connections_reset_total", "reason" => "replaced").increment(1);
     Some(())
 }
@@ -114,9 +118,13 @@ impl Activity {
         Handling(Arc::clone(self))
     }
 
+    fn is_handling(&self) -> bool {
+        self.handling.load(Ordering::Relaxed) > 0
+    }
+
     /// Time since the last byte; zero while a handler works.
     fn silence(&self) -> Duration {
-        if self.handling.load(Ordering::Relaxed) > 0 {
+        if self.is_handling() {
             return Duration::ZERO;
         }
         self.started.elapsed().saturating_sub(Duration::from_millis(self.last_ms.load(Ordering::Relaxed)))
@@ -174,6 +182,22 @@ mod tests {
         assert!(connections.lock().is_empty(), "an address without connections takes no memory");
     }
 
+    /// Two addresses that drip bytes held every connection, and idle connections of others were closed for theirs.
+    #[test]
+    fn the_address_with_the_most_connections_makes_room_although_it_is_not_silent() {
+        let mut connections = connections(10, 8);
+        silent(&mut connections);
+        let enter = |text: &str| connections.enter(text.parse().unwrap());
+        let idle = enter("10.0.0.9").unwrap();
+        idle.activity.last_ms.store(0, Ordering::Relaxed);
+        let dripping: Vec<_> = (0..9).map(|place| enter(if place < 5 { "10.0.0.1" } else { "10.0.0.2" })).collect();
+        assert!(dripping.iter().all(Option::is_some));
+        let _late = enter("10.0.0.3").expect("an address with many gives one up");
+        assert!(!idle.activity.replaced.is_cancelled(), "not the one of a client with few");
+        let ended = dripping.iter().flatten().filter(|one| one.activity.replaced.is_cancelled()).count();
+        assert_eq!(ended, 1);
+    }
+
     #[test]
     fn the_addresses_of_one_ipv6_network_count_together() {
         let connections = connections(10, 1);
@@ -194,8 +218,9 @@ mod tests {
         let third = enter("10.0.0.1").expect("the second one is silent");
         assert!(second.activity.replaced.is_cancelled() && !first.activity.replaced.is_cancelled());
         drop(second);
+        let busy = third.activity.handle();
         assert!(enter("10.0.0.2").is_none(), "all are in use");
-        drop(handled);
+        drop((handled, busy));
         first.activity.last_ms.store(0, Ordering::Relaxed);
         assert!(enter("10.0.0.2").is_some(), "the cap of all takes a silent one of any address");
         assert!(first.activity.replaced.is_cancelled() && !third.activity.replaced.is_cancelled());
