@@ -300,7 +300,7 @@ async fn a_flood_leaves_the_service_and_its_probes_to_the_others() {
 
 /// 32 lists that took long made `/ready` answer 503: they had every connection to the store.
 #[tokio::test]
-async fn lists_that_take_long_leave_the_store_to_the_others() {
+async fn lists_on_mysql_that_take_long_leave_the_store_to_the_others() {
     const LISTS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
          WHERE db = DATABASE() AND id <> CONNECTION_ID() AND info LIKE 'SELECT%ORDER BY createdAt DESC%'";
     let schema = Schema::migrated().await;

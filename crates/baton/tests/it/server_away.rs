@@ -130,7 +130,7 @@ async fn without_mysql_the_users_lane_works_and_the_relay_lane_starts_when_it_is
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_the_password_is_an_error_and_not_an_outage() {
+async fn a_mysql_server_that_refuses_the_password_is_an_error_and_not_an_outage() {
     let relay = RelaySetup::relayers(1).no_webhooks().start().await;
     let schema = Schema::create().await;
     let mut env = relay.env.clone();
