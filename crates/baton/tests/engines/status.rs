@@ -119,16 +119,25 @@ async fn a_reader_of_all_tiers_never_sees_a_status_move_back() {
     assert!(watched.regressions.is_empty(), "{:#?}", watched.regressions);
     assert!(watched.reads > ids.len(), "only {} reads", watched.reads);
 
-    // Once more after a restart, without other readers: some come from Redis, and the evicted one cannot.
-    evict(&ids[ids.len() - 1]).await;
-    relay.api.restart().await.unwrap();
-    relay.api_ready().await;
-    for id in &ids {
-        assert_eq!(relay.status(id).await["status"], "confirmed");
+    // Once more after a restart, without other readers: some come from Redis, and the evicted one cannot. A Redis that
+    // is slow to answer once is not asked for a second, which may be the whole of such a reading: then once more.
+    let last = &ids[ids.len() - 1];
+    let mut counts = [0.0, 0.0];
+    for _ in 0..5 {
+        evict(last).await;
+        relay.api.restart().await.unwrap();
+        relay.api_ready().await;
+        for id in [last].into_iter().chain(&ids) {
+            assert_eq!(relay.status(id).await["status"], "confirmed");
+        }
+        for (count, result) in counts.iter_mut().zip(["hit", "miss"]) {
+            *count += relay.metric("baton_cache_total", &format!(r#"tier="redis",result="{result}""#)).await;
+        }
+        if counts.iter().all(|count| *count > 0.0) {
+            return;
+        }
     }
-    for tier in [r#"tier="redis",result="hit""#, r#"tier="redis",result="miss""#] {
-        assert!(relay.metric("baton_cache_total", tier).await > 0.0, "{tier}");
-    }
+    panic!("hits and misses in Redis after five restarts: {counts:?}");
 }
 
 #[tokio::test]
