@@ -15,6 +15,7 @@ use std::{
 use rand::RngExt;
 use tokio::net::{TcpListener, TcpSocket};
 
+/// `scripts/services` gives the ports below to servers.
 const LOWEST: u16 = 11_000;
 const HIGHEST: u16 = 31_700;
 
