@@ -15,6 +15,7 @@ use axum::{
 };
 
 use relayer_sim::server::connections::{Connection, CuttableServer};
+use tokio_util::sync::CancellationToken;
 
 use crate::{ports::free_port, wait::eventually_ok};
 
@@ -29,6 +30,8 @@ pub enum Reply {
     RetryAfter(u16, String),
     /// 200, but only after this long.
     Slow(Duration),
+    /// This status, but only after [`Sink::release`].
+    Held(u16),
     /// Never answered; the connection stays open.
     Hang,
     /// The connection ends without an answer.
@@ -73,7 +76,10 @@ pub struct Sink {
 }
 
 #[derive(Default)]
-struct Shared(Mutex<Memory>);
+struct Shared {
+    memory: Mutex<Memory>,
+    released: CancellationToken,
+}
 
 struct Memory {
     received: Vec<Received>,
@@ -128,6 +134,11 @@ impl Sink {
         self.shared.lock().next.extend(std::iter::repeat_n(reply, n));
     }
 
+    /// Gives the answers that [`Reply::Held`] holds back.
+    pub fn release(&self) {
+        self.shared.released.cancel();
+    }
+
     /// Waits until at least `n` requests came in, and returns all of them.
     ///
     /// # Panics
@@ -162,7 +173,7 @@ impl Sink {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Memory> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -192,6 +203,13 @@ async fn receive(
                 () = tokio::time::sleep(delay) => {}
             }
             StatusCode::OK.into_response()
+        }
+        Reply::Held(status) => {
+            tokio::select! {
+                () = connection.is_cut() => {}
+                () = shared.released.cancelled() => {}
+            }
+            code(status).into_response()
         }
         Reply::Hang => {
             connection.is_cut().await;

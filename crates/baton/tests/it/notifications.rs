@@ -149,6 +149,24 @@ async fn an_endpoint_that_is_gone_is_disabled_and_recovers_what_it_missed() {
     assert_eq!(by_transaction(&received).len(), 2);
 }
 
+/// The receiver at the old URL answers "gone" after its owner has registered another one.
+#[tokio::test]
+async fn a_late_410_of_an_earlier_url_does_not_disable_the_endpoint() {
+    let relay = setup().env("WEBHOOK_TIMEOUT_MS", "15000").start().await;
+    let (old, new) = (Sink::start().await, Sink::start().await);
+    let registered = register(&relay, &old.url(), &["transaction.completed"]).await;
+    old.reply(Reply::Held(410));
+    let id = relay.send(&serial_body(1)).await;
+    old.wait_for(1, LATER).await;
+    let path = format!("/api/v1/webhooks/endpoints/{}", registered.id);
+    let change = relay.request(reqwest::Method::PATCH, &path).json(&json!({ "url": new.url() }));
+    assert_eq!(answer(change).await.0, 200);
+    old.release();
+    let received = new.wait_for(1, LATER).await;
+    assert_eq!(received[0].json()["transactionId"], id.as_str());
+    assert_eq!(endpoint(&relay, &registered).await["status"], "enabled");
+}
+
 /// The whole schedule of 75 hours in five seconds.
 #[tokio::test]
 async fn after_the_whole_schedule_an_event_is_given_up_and_can_be_recovered() {

@@ -71,6 +71,16 @@ impl StoreFixture {
         }
     }
 
+    /// Rows of a table that statements have read so far, as MariaDB counts them.
+    pub async fn mysql_rows_read(&self, table: &str) -> u64 {
+        const READ: &str = "SELECT CAST(COALESCE(SUM(ROWS_READ), 0) AS UNSIGNED) FROM information_schema.TABLE_STATISTICS \
+             WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?";
+        let TestDatabase::MySql(schema) = &self.database else { panic!("this is SQLite") };
+        let mut connection = schema.connect().await;
+        sqlx::query("SET GLOBAL userstat = 1").execute(&mut connection).await.unwrap();
+        sqlx::query_scalar(READ).bind(table).fetch_one(&mut connection).await.unwrap()
+    }
+
     /// Migrates the schema; returns the number of applied steps.
     pub async fn migrate(&self) -> usize {
         match &self.database {

@@ -2,9 +2,12 @@
 //! what follows from an attempt is one commit.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use baton::config::Secret;
+use baton::clock::Clock;
+use baton::config::{Config, NotifyConfig, Secret, Service};
+use baton::notify::notifier::Notifier;
 use baton::relay::state::event::{Event, EventId, EventType};
 use baton::relay::state::transaction::{FailedBy, Moved, Status, Step, Transaction, TransactionId};
 use baton::relay::store::Saved;
@@ -12,9 +15,12 @@ use baton::relay::store::notifications::{
     Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, EVERY_KEY, Endpoint, EndpointId, EndpointThen, Requeue,
 };
 use baton::timestamp::Timestamp;
+use harness::wait::eventually;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::fixture::{StoreFixture, now};
+use crate::relay_fixture::SOON;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -35,6 +41,7 @@ on_every_database! {
     an_event_behind_another_one_is_not_due
     another_url_starts_without_failures_and_pauses
     what_was_recovered_is_leased_in_order
+    a_notifier_deletes_what_is_older_than_its_retention
 }
 
 fn endpoint(owner: &str, events: &[EventType]) -> Endpoint {
@@ -480,4 +487,50 @@ async fn what_was_recovered_is_leased_in_order(fixture: &StoreFixture) {
         }
     }
     assert_eq!(store.endpoint_counts(endpoint.id).await.unwrap().waiting, 0);
+}
+
+async fn a_notifier_deletes_what_is_older_than_its_retention(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    for _ in 0..3 {
+        submitted(fixture).await;
+    }
+    for delivery in &lease(fixture, &endpoint, now() + MINUTE).await {
+        deliver(fixture, delivery).await;
+    }
+    assert_eq!(store.attempts(endpoint.id, None, 9).await.unwrap().len(), 3);
+    let config =
+        NotifyConfig { retention: Duration::ZERO, ..Config::from_vars(Service::Command, |_| None).unwrap().notify };
+    let notifier = Notifier::new(Arc::clone(store), Clock::system(), config, Duration::ZERO);
+    let deleted = eventually(SOON, "the attempts to be deleted", || async {
+        store.attempts(endpoint.id, None, 1).await.unwrap().is_empty().then_some(())
+    });
+    tokio::select! {
+        ended = notifier.run(CancellationToken::new()) => panic!("the notifier ended: {ended:?}"),
+        () = deleted => {}
+    }
+    assert_eq!(store.forget_notifications(now() + MINUTE, 100).await.unwrap(), 0, "nothing is left");
+}
+
+/// A planner that takes another index reads every delivery that the endpoint ever had, at each look for due ones.
+#[tokio::test]
+async fn mysql_reads_only_deliveries_that_wait() {
+    const ENDED: usize = 300;
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted]).await;
+    for _ in 0..ENDED {
+        submitted(&fixture).await;
+    }
+    let store = &fixture.notifications;
+    let (places, at) = ([(endpoint.id, ENDED)], now() + MINUTE);
+    for delivery in &store.lease_deliveries(&places, at, at + MINUTE, Uuid::new_v4()).await.unwrap() {
+        deliver(&fixture, delivery).await;
+    }
+    submitted(&fixture).await;
+    let before = fixture.mysql_rows_read("webhook_deliveries").await;
+    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap().len(), 1);
+    let leased = lease(&fixture, &endpoint, now() + MINUTE).await;
+    deliver(&fixture, &leased[0]).await;
+    let read = fixture.mysql_rows_read("webhook_deliveries").await - before;
+    assert!(0 < read && read < 20, "{read} rows read for one delivery");
 }
