@@ -520,10 +520,15 @@ impl TransactionStore for MySqlStore {
                 "SELECT COUNT(*) FROM transactions FORCE INDEX (transactions_status) WHERE status = ?";
             let pending = count(connection, BY_STATUS, Some(Status::Pending)).await?;
             let submitted = count(connection, BY_STATUS, Some(Status::Submitted)).await?;
-            let oldest =
-                sqlx::query("SELECT createdAt FROM transactions WHERE status = 'pending' ORDER BY createdAt LIMIT 1")
-                    .fetch_optional(&mut *connection)
-                    .await?;
+            // The first of each kind: the index has them in the order of their creation.
+            let oldest = sqlx::query(
+                "(SELECT createdAt AS oldest FROM transactions FORCE INDEX (transactions_status) \
+                  WHERE status = 'pending' AND type = 'direct' ORDER BY createdAt LIMIT 1) UNION ALL \
+                 (SELECT createdAt AS oldest FROM transactions FORCE INDEX (transactions_status) \
+                  WHERE status = 'pending' AND type = 'gasless' ORDER BY createdAt LIMIT 1) ORDER BY oldest LIMIT 1",
+            )
+            .fetch_optional(&mut *connection)
+            .await?;
             Ok(TransactionCounts {
                 open: vec![(Status::Pending, pending), (Status::Submitted, submitted)],
                 oldest_pending: oldest.as_ref().map(|row| moment(row, 0)).transpose()?,

@@ -41,7 +41,7 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 10] = [
+const MIGRATIONS: [&str; 11] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
@@ -52,6 +52,7 @@ const MIGRATIONS: [&str; 10] = [
     include_str!("../../../../migrations/sqlite/0008_sweep_leases.sql"),
     include_str!("../../../../migrations/sqlite/0009_list_by_creation.sql"),
     include_str!("../../../../migrations/sqlite/0010_client_webhooks.sql"),
+    include_str!("../../../../migrations/sqlite/0011_list_by_status_and_type.sql"),
 ];
 
 impl SqliteStore {
@@ -551,7 +552,9 @@ impl TransactionStore for SqliteStore {
             let count = |sql: &str| connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, u64>(0));
             let by_status = |status: Status| {
                 connection
-                    .prepare_cached("SELECT COUNT(*) FROM transactions WHERE status = ?1")?
+                    .prepare_cached(
+                        "SELECT COUNT(*) FROM transactions INDEXED BY transactions_status WHERE status = ?1",
+                    )?
                     .query_row([status.name()], |row| row.get::<_, u64>(0))
             };
             Ok(TransactionCounts {
@@ -561,10 +564,12 @@ impl TransactionStore for SqliteStore {
                 ],
                 oldest_pending: connection
                     .prepare_cached(
-                        "SELECT created_at FROM transactions WHERE status = 'pending' ORDER BY created_at LIMIT 1",
+                        "SELECT MIN(created_at) FROM (SELECT MIN(created_at) AS created_at FROM transactions \
+                          INDEXED BY transactions_status WHERE status = 'pending' AND kind = 'direct' UNION ALL \
+                          SELECT MIN(created_at) FROM transactions \
+                          INDEXED BY transactions_status WHERE status = 'pending' AND kind = 'gasless')",
                     )?
-                    .query_row([], |row| Ok(Timestamp(row.get(0)?)))
-                    .optional()?,
+                    .query_row([], |row| Ok(row.get::<_, Option<i64>>(0)?.map(Timestamp)))?,
                 claims: count("SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL")?,
                 claims_outcome_unknown: count(
                     "SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
