@@ -72,7 +72,7 @@ pub trait TransactionStore: Send + Sync + 'static {
     async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError>;
 
     /// A page of rows, newest first by the time of their creation; the rows that follow the row `before`, and none if there
-    /// is no such row.
+    /// is no such row. Large rows make a page shorter than `max`, but not empty.
     async fn list(
         &self,
         filter: &Filter,
@@ -80,7 +80,7 @@ pub trait TransactionStore: Send + Sync + 'static {
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError>;
 
-    /// Rows of that kind whose check is due, the longest overdue first.
+    /// Rows of that kind whose check is due, the longest overdue first; fewer than `max` if they are large.
     async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError>;
 
     /// The same, and moves their check to `until` in one statement, so that no other consumer finds them due meanwhile. The

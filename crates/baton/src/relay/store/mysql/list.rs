@@ -97,7 +97,7 @@ impl MySqlStore {
             },
         };
         let (sql, values) = statement(filter, place, max);
-        self.rows(&sql, &values).await
+        self.page(&sql, &values).await
     }
 
     async fn created_at(&self, transaction: TransactionId) -> Result<Option<Timestamp>, StoreError> {

@@ -28,15 +28,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use time::PrimitiveDateTime;
 
-use self::columns::{columns, datetime, id, milliseconds, parse_id, read_row};
+use self::columns::{columns, datetime, id, milliseconds, parse_id, read_row, size_bytes};
 use self::outcome::{End, is_duplicate, work};
 use self::pool::Pool;
 use self::values::{Value, bind_all};
-use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
+use super::row::{EARLY_WEBHOOKS_MAX, PAGE_BYTES_MAX, timeline_max};
 use super::{
     Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
     Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
@@ -97,6 +98,23 @@ impl MySqlStore {
             }))
             .await?;
         Ok(readable(read))
+    }
+
+    /// The same, up to [`PAGE_BYTES_MAX`].
+    async fn page(&self, sql: &str, values: &[Value]) -> Result<Vec<Transaction>, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            let mut rows = bind_all(sqlx::query(AssertSqlSafe(sql)), values).fetch(connection);
+            let (mut page, mut size) = (Vec::new(), 0);
+            while let Some(row) = rows.try_next().await? {
+                size += size_bytes(&row)?;
+                page.push(read_row(&row)?);
+                if size > PAGE_BYTES_MAX {
+                    break;
+                }
+            }
+            Ok(page)
+        }));
+        Ok(readable(read.await?))
     }
 
     async fn one(&self, sql: &'static str, values: &[Value]) -> Result<Option<Transaction>, StoreError> {
@@ -316,7 +334,7 @@ impl TransactionStore for MySqlStore {
             columns!(),
             " FROM transactions WHERE waits_for = ? AND check_at <= ? ORDER BY check_at LIMIT ?"
         );
-        self.rows(SQL, &[Value::Text(waits_for(kind).to_owned()), Value::from(now), Value::from(max)]).await
+        self.page(SQL, &[Value::Text(waits_for(kind).to_owned()), Value::from(now), Value::from(max)]).await
     }
 
     async fn lease_due(

@@ -73,7 +73,7 @@ impl SqliteStore {
             },
         };
         let (sql, values) = statement(filter, place, max);
-        self.rows(sql, values).await
+        self.page(sql, values).await
     }
 
     async fn created_at(&self, id: TransactionId) -> Result<Option<Timestamp>, StoreError> {

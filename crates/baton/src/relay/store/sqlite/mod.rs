@@ -23,7 +23,7 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 use self::columns::{COLUMNS, UPDATE, execute_with, raw_row};
 use self::idempotency_keys::key_owner;
 use self::statements::{Record, accept, add_step, has_early, insert, records_are_free, take_record};
-use super::row::RawRow;
+use super::row::{PAGE_BYTES_MAX, RawRow};
 use super::{
     Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
     RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
@@ -148,6 +148,24 @@ impl SqliteStore {
             })
             .await?;
         Ok(readable(raw))
+    }
+
+    /// The same, up to [`PAGE_BYTES_MAX`].
+    async fn page(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Vec<Transaction>, StoreError> {
+        let raw = self.read(move |connection| {
+            let mut statement = connection.prepare_cached(&sql)?;
+            let (mut page, mut size) = (Vec::new(), 0);
+            for row in statement.query_map(params_from_iter(values.iter()), raw_row)? {
+                let row = row?;
+                size += row.size_bytes();
+                page.push(row);
+                if size > PAGE_BYTES_MAX {
+                    break;
+                }
+            }
+            Ok(page)
+        });
+        Ok(readable(raw.await?))
     }
 
     async fn one(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Option<Transaction>, StoreError> {
@@ -363,7 +381,7 @@ impl TransactionStore for SqliteStore {
         let sql = format!(
             "SELECT {COLUMNS} FROM transactions WHERE {condition} AND check_at <= ?1 ORDER BY check_at LIMIT ?2"
         );
-        self.rows(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+        self.page(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
     async fn lease_due(
