@@ -77,13 +77,22 @@ pub const SECTIONS: &[Section] = &[
                 .secret(),
             var("RELAY_API_KEYS", List, "", Apis, "Named API keys of at least 32 characters, as name:sha256hex pairs, separated by commas"),
             var("REQUEST_TIMEOUT_MS", Millis, "30000", All, "Maximum duration of one HTTP request"),
-            var("CONNECTIONS_MAX", Count, "2048", All, "Maximum open connections to PORT; a further one replaces a silent one, or is refused with 503"),
+            var(
+                "CONNECTIONS_MAX",
+                Count,
+                "2048",
+                All,
+                "Maximum open connections to PORT. When all are in use, the address with the most connections gives one up \
+                 to a further one: the one that has been silent for longest, and none with a request in work. If it has \
+                 none to give up, the further one is refused with 503",
+            ),
             var(
                 "CONNECTIONS_PER_ADDRESS_MAX",
                 Count,
                 "1024",
                 All,
-                "Maximum open connections to PORT from one address (IPv6: one /64), with the same effect. Behind a \
+                "Maximum open connections to PORT from one address (IPv6: one /64); a further one replaces a silent one of \
+                 that address, or is refused with 503. Behind a \
                  proxy all clients have its address: set it to CONNECTIONS_MAX and limit them there",
             ),
             var(

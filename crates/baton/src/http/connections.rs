@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
 use tracing::{debug, info, warn};
 
-use super::open_connections::OpenConnections;
+use super::open_connections::{OpenConnections, Place};
 use super::timed_stream::TimedStream;
 use crate::config::ConnectionLimits;
 
@@ -106,41 +106,58 @@ pub async fn serve(listener: TcpListener, routes: Router, limits: ConnectionLimi
             refuse(&stream);
             continue;
         };
-        // Answers are small and complete: waiting to fill a packet only delays them.
-        stream.set_nodelay(true).ok();
-        let activity = Arc::clone(&place.activity);
-        let stream = TimedStream::new(stream, write_timeout, Arc::clone(&activity));
-        let routes = routes.clone();
-        let service = service_fn(move |request: Request<Incoming>| {
-            let handling = activity.handle();
-            let answer = routes.clone().call(request);
-            async move {
-                let answer = answer.await;
-                drop(handling);
-                answer
-            }
-        });
-        let connection = http.serve_connection(stream, service);
-        let shutdown = shutdown.clone();
-        connections.spawn(async move {
-            let mut connection = std::pin::pin!(connection);
-            let served = tokio::select! {
-                served = connection.as_mut() => served,
-                () = place.activity.replaced.cancelled() => return,
-                () = shutdown.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(failure) = served {
-                debug!(action = "connection_ended", "a connection ended early: {failure}");
-            }
-        });
+        connections.spawn(serve_one(http.clone(), stream, routes.clone(), place, write_timeout, shutdown.clone()));
     }
     drop(listener);
     connections.close();
     if tokio::time::timeout(LAST_ANSWERS_TIMEOUT, connections.wait()).await.is_err() {
         warn!(action = "connections_left", "{} clients did not read their answers in time", connections.len());
+    }
+}
+
+/// Serves one connection until its client or this service ends it, or another connection takes its place.
+async fn serve_one(
+    http: http1::Builder,
+    stream: TcpStream,
+    routes: Router,
+    place: Place,
+    write_timeout: Duration,
+    shutdown: CancellationToken,
+) {
+    // Answers are small and complete: waiting to fill a packet only delays them.
+    stream.set_nodelay(true).ok();
+    let activity = Arc::clone(&place.activity);
+    let stream = TimedStream::new(stream, write_timeout, Arc::clone(&activity));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let handling = activity.handle();
+        let answer = routes.clone().call(request);
+        async move {
+            let answer = answer.await;
+            drop(handling);
+            answer
+        }
+    });
+    let mut connection = std::pin::pin!(http.serve_connection(stream, service));
+    let served = tokio::select! {
+        // In this order: a request that arrives while the connection is given up is seen first.
+        biased;
+        served = connection.as_mut() => served,
+        () = place.activity.replaced.cancelled() => {
+            if !place.activity.is_handling() {
+                place.activity.reset();
+                return;
+            }
+            // Its client must read the answer: the request may have had its effect.
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(failure) = served {
+        debug!(action = "connection_ended", "a connection ended early: {failure}");
     }
 }
 
@@ -164,7 +181,37 @@ fn refuse(stream: &TcpStream) {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+    use axum::routing;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+
+    /// The row was accepted and its client saw a reset.
+    #[tokio::test]
+    async fn a_request_that_begins_while_its_connection_is_given_up_is_answered() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, peer) = listener.accept().await.unwrap();
+        let place = OpenConnections::new(ADMIN_LIMITS).enter(peer.ip()).unwrap();
+        let replaced = place.activity.replaced.clone();
+        let handler = async move || {
+            replaced.cancel();
+            // The connection's task sees it before this handler ends.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            StatusCode::ACCEPTED
+        };
+        let routes = Router::new().route("/", routing::post(handler));
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new());
+        let serving =
+            tokio::spawn(serve_one(http, stream, routes, place, Duration::from_secs(5), CancellationToken::new()));
+        client.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 202 "), "{answer:?}");
+        serving.await.unwrap();
+    }
 
     #[test]
     fn a_refusal_is_a_whole_answer() {

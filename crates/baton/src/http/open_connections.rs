@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ pub struct Activity {
     handling: AtomicU32,
     /// Cancelled when another connection takes its place.
     pub replaced: CancellationToken,
+    /// Ended for that without an answer in the making.
+    reset: AtomicBool,
 }
 
 /// One open connection; dropped when it ends.
@@ -73,6 +75,7 @@ impl OpenConnections {
             last_ms: AtomicU64::new(0),
             handling: AtomicU32::new(0),
             replaced: CancellationToken::new(),
+            reset: AtomicBool::new(false),
         });
         activity.touch();
         open.entry(address).or_default().push(Arc::clone(&activity));
@@ -118,8 +121,19 @@ impl Activity {
         Handling(Arc::clone(self))
     }
 
-    fn is_handling(&self) -> bool {
+    /// Whether a handler works on a request.
+    pub fn is_handling(&self) -> bool {
         self.handling.load(Ordering::Relaxed) > 0
+    }
+
+    /// Records that the connection ends without an answer in the making: what its client has not read may be dropped.
+    pub fn reset(&self) {
+        self.reset.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it ends so.
+    pub fn is_reset(&self) -> bool {
+        self.reset.load(Ordering::Relaxed)
     }
 
     /// Time since the last byte; zero while a handler works.

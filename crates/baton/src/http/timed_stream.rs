@@ -54,7 +54,7 @@ impl TimedStream {
 impl Drop for TimedStream {
     fn drop(&mut self) {
         // As above: what its client has not read is dropped with it.
-        if self.activity.replaced.is_cancelled() {
+        if self.activity.is_reset() {
             self.io.inner().set_zero_linger().ok();
         }
     }

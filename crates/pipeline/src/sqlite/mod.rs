@@ -1,18 +1,20 @@
 //! One SQLite file that the embedded queue shares with the application's own tables.
 //!
 //! Writes go through one thread that commits them in groups (`writer`): a commit costs one fsync whether it carries one
-//! job or a thousand, so jobs that arrive during an fsync share the next commit. Reads run concurrently on a small pool of
-//! connections; the write-ahead log shows them the last commit without waiting for the next. A [`Signal`] wakes tasks that
+//! job or a thousand, so jobs that arrive during an fsync share the next commit. Reads run concurrently on a few threads
+//! (`reader`); the write-ahead log shows them the last commit without waiting for the next. A [`Signal`] wakes tasks that
 //! wait for a commit. Several processes may share the file.
 
 mod clock;
 mod files;
 mod read_stop;
+mod reader;
 mod signal;
 mod writer;
 
 use std::error::Error;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -73,7 +75,7 @@ struct DatabaseState {
     clock: Clock,
     jobs: mpsc::Sender<Box<dyn Job>>,
     readers: Arc<Semaphore>,
-    idle_readers: Mutex<Vec<Connection>>,
+    idle_readers: Mutex<Vec<reader::Reader>>,
     signals: Arc<signal::Signals>,
     counts: Arc<WriterCounts>,
     /// The writer stops after the jobs that wait.
@@ -205,33 +207,26 @@ impl Database {
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     {
         let permit = self.state.readers.clone().acquire_owned().await.map_err(|_| DatabaseError::Closed)?;
+        let idle = lock(&self.state.idle_readers).pop();
+        let mut reader = match idle {
+            Some(reader) => reader,
+            None => {
+                reader::Reader::start().map_err(|source| DatabaseError::Io { path: self.state.path.clone(), source })?
+            }
+        };
+        let thread = reader.thread();
         let state = self.state.clone();
         let (read, _stop) = read_stop::pair();
-        let reading = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            state.files.check()?;
-            let idle = lock(&state.idle_readers).pop();
-            let connection = match idle {
-                Some(connection) => connection,
-                None => connect(&state.path, ConnectionRole::Reader)?,
-            };
-            // A panic in the job drops the connection and its snapshot; the next read opens another.
-            if !read.started(connection.get_interrupt_handle()) {
-                lock(&state.idle_readers).push(connection);
-                return Err(DatabaseError::Closed);
-            }
-            let transaction = connection.unchecked_transaction()?;
-            let value = job(&transaction)?;
-            transaction.commit()?;
-            // From here on the connection is another read's.
+        let (reply, answer) = oneshot::channel();
+        thread.run(move || {
+            let value = catch_unwind(AssertUnwindSafe(|| reader.read(&state, &read, job)));
+            // From here on the connection is another read's. One whose job failed keeps no snapshot: it was dropped.
             read.finished();
-            lock(&state.idle_readers).push(connection);
-            Ok(value)
+            lock(&state.idle_readers).push(reader);
+            drop(permit);
+            reply.send(value.unwrap_or_else(|panic| Err(DatabaseError::Panicked(panic_text(&*panic))))).ok();
         });
-        reading.await.unwrap_or_else(|error| match error.try_into_panic() {
-            Ok(panic) => Err(DatabaseError::Panicked(panic_text(&*panic))),
-            Err(_) => Err(DatabaseError::Closed),
-        })
+        answer.await.unwrap_or(Err(DatabaseError::Closed))
     }
 
     /// Finishes the reads and writes in hand and closes the file for all clones; later jobs get [`DatabaseError::Closed`].

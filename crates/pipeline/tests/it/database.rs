@@ -56,6 +56,18 @@ async fn hold_writer(db: &Database, then: &mut JoinSet<()>) -> std::sync::mpsc::
     release
 }
 
+/// Bursts of reads started up to 120 threads, each with an allocator's memory of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bursts_of_reads_run_on_a_few_threads() {
+    let (db, _dir) = with_numbers().await;
+    let mut threads = HashSet::new();
+    for _ in 0..20 {
+        let reads = (0..200).map(|_| db.read(|_| Ok(std::thread::current().id())));
+        threads.extend(futures::future::join_all(reads).await.into_iter().map(Result::unwrap));
+    }
+    assert!(threads.len() <= 4, "{} threads", threads.len());
+}
+
 #[tokio::test]
 async fn concurrent_writes_share_commits() {
     let (db, _dir) = with_numbers().await;

@@ -70,10 +70,17 @@ async fn list(State(state): State<Arc<ReadApi>>, RawQuery(query): RawQuery) -> R
     let ListQuery { filter, before, limit } = ListQuery::parse(query.as_deref().unwrap_or_default())?;
     let _turn = state.lists.acquire().await;
     let mut rows = state.guarded.store.list(&filter, before, limit + 1).await.map_err(store_problem)?;
-    let more = rows.len() > limit;
+    let mut more = rows.len() > limit;
     rows.truncate(limit);
-    let next = rows.last().filter(|_| more).map(|row| row.id.to_string());
-    Ok(Json(json!({ "transactions": rows.iter().map(show).collect::<Vec<_>>(), "nextCursor": next })))
+    let last = rows.last().map(|row| row.id);
+    let shown: Vec<_> = rows.iter().map(show).collect();
+    drop(rows);
+    if let (false, Some(last)) = (more, last) {
+        // It may have ended early, with large rows.
+        more = !state.guarded.store.list(&filter, Some(last), 1).await.map_err(store_problem)?.is_empty();
+    }
+    let next = last.filter(|_| more).map(|last| last.to_string());
+    Ok(Json(json!({ "transactions": shown, "nextCursor": next })))
 }
 
 #[derive(Debug)]

@@ -72,7 +72,7 @@ pub trait TransactionStore: Send + Sync + 'static {
     async fn timeline(&self, id: TransactionId) -> Result<Vec<TimelineEntry>, StoreError>;
 
     /// A page of rows, newest first by the time of their creation; the rows that follow the row `before`, and none if there
-    /// is no such row.
+    /// is no such row. Large rows make a page shorter than `max`, but not empty.
     async fn list(
         &self,
         filter: &Filter,
@@ -80,7 +80,7 @@ pub trait TransactionStore: Send + Sync + 'static {
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError>;
 
-    /// Rows of that kind whose check is due, the longest overdue first.
+    /// Rows of that kind whose check is due, the longest overdue first; fewer than `max` if they are large.
     async fn due(&self, kind: Due, now: Timestamp, max: usize) -> Result<Vec<Transaction>, StoreError>;
 
     /// The same, and moves their check to `until` in one statement, so that no other consumer finds them due meanwhile. The
@@ -262,16 +262,13 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// The index that leaves the fewest rows to look at; each has its rows in the order of the list. Named in the
-    /// statement: a planner without statistics may prefer to go through the table.
-    pub(crate) fn index(&self) -> Option<&'static str> {
-        match self {
-            Self { outcome_unknown: true, .. } => Some("transactions_in_doubt"),
-            Self { relayer: Some(_), .. } => Some("transactions_relayer"),
-            Self { status: Some(_), .. } => Some("transactions_status"),
-            Self { kind: Some(_), .. } => Some("transactions_type"),
-            _ => None,
-        }
+    /// One filter for each status and kind that match. An index that begins with both has the rows of each in the order of
+    /// the list, so that a list of several is a merge that skips no row.
+    pub(crate) fn by_status_and_kind(&self) -> Vec<Self> {
+        let statuses = self.status.as_ref().map_or(Status::ALL, std::slice::from_ref);
+        let kinds = self.kind.as_ref().map_or(Kind::ALL, std::slice::from_ref);
+        let each = statuses.iter().flat_map(|status| kinds.iter().map(move |kind| (*status, *kind)));
+        each.map(|(status, kind)| Self { status: Some(status), kind: Some(kind), ..self.clone() }).collect()
     }
 }
 

@@ -26,6 +26,10 @@ pub(super) fn timeline_max(step: &Step) -> u32 {
     if step.action == "webhook-ignored" { TIMELINE_IGNORED_MAX } else { TIMELINE_ENTRIES_MAX }
 }
 
+/// A page of rows ends with the row that exceeds this many bytes: a client may store rows of hundreds of kilobytes, and several
+/// pages are read, shown and sent at once.
+pub(super) const PAGE_BYTES_MAX: usize = 512 * 1024;
+
 /// Relayer, relayer transaction id, bound at, progress, nonce, forgotten since.
 pub(super) type RawBinding = (Option<String>, Option<String>, Option<i64>, Option<String>, Option<u64>, Option<i64>);
 
@@ -62,6 +66,12 @@ pub(super) struct RawRow {
 }
 
 impl RawRow {
+    /// Size of what may be large.
+    pub(super) fn size_bytes(&self) -> usize {
+        let large = [&self.error_message, &self.result, &self.relayer_says];
+        self.request.len() + large.into_iter().flatten().map(String::len).sum::<usize>()
+    }
+
     pub(super) fn read(self) -> Result<Transaction, StoreError> {
         let id = TransactionId(Uuid::from_bytes(self.id));
         let corrupt = |column| StoreError::Corrupt { table: "transactions", column, id: id.to_string() };

@@ -216,6 +216,12 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
     Ok(raw.read().map(as_queued))
 }
 
+/// Size of what may be large: the request, the error, the result, and the relayer's record.
+pub(super) fn size_bytes(row: &MySqlRow) -> Result<usize, sqlx::Error> {
+    let size = |index: usize| row.try_get_unchecked::<Option<&str>, _>(index).map(|text| text.map_or(0, str::len));
+    Ok(size(2)? + size(32)? + size(33)? + size(36)?)
+}
+
 /// MySQL keeps JSON in its own order and spacing; the message is to be the same each time it is made.
 fn as_queued(mut row: Transaction) -> Transaction {
     row.request = match &row.forward {

@@ -10,10 +10,42 @@ use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::{Filter, ListPlace, StoreError};
 use crate::timestamp::Timestamp;
 
-/// The statement and its values.
+/// The statement and its values. The index is named: a planner without statistics may prefer to go through the table. A list
+/// of several statuses and kinds takes a page of each from the index alone, and then reads the rows of its own page.
 pub(super) fn statement(filter: &Filter, before: Option<ListPlace>, max: usize) -> (String, Vec<Value>) {
-    let mut conditions = vec!["1 = 1"];
     let mut values = Vec::new();
+    let (index, parts) = match filter {
+        Filter { outcome_unknown: true, .. } => ("transactions_in_doubt", vec![filter.clone()]),
+        Filter { relayer: Some(_), .. } => ("transactions_relayer", filter.by_status_and_kind()),
+        Filter { status: Some(_), .. } => ("transactions_status", filter.by_status_and_kind()),
+        Filter { kind: Some(_), .. } => ("transactions_type", vec![filter.clone()]),
+        _ => ("transactions_created_at", vec![filter.clone()]),
+    };
+    let columns = columns!();
+    let sql = if let [part] = parts.as_slice() {
+        select(columns, part, index, before, max, &mut values)
+    } else {
+        let page = "id AS page_id, createdAt AS page_at";
+        let each = parts.iter().map(|part| format!("({})", select(page, part, index, before, max, &mut values)));
+        let each = each.collect::<Vec<_>>().join(" UNION ALL ");
+        values.push(Value::from(max));
+        format!(
+            "SELECT {columns} FROM ({each} ORDER BY page_at DESC, page_id DESC LIMIT ?) AS page \
+             STRAIGHT_JOIN transactions ON id = page_id ORDER BY createdAt DESC, id DESC"
+        )
+    };
+    (sql, values)
+}
+
+fn select(
+    columns: &str,
+    filter: &Filter,
+    index: &str,
+    before: Option<ListPlace>,
+    max: usize,
+    values: &mut Vec<Value>,
+) -> String {
+    let mut conditions = vec!["1 = 1"];
     let mut add = |condition: &'static str, value: Value| {
         conditions.push(condition);
         values.push(value);
@@ -44,13 +76,10 @@ pub(super) fn statement(filter: &Filter, before: Option<ListPlace>, max: usize) 
     }
     values.push(Value::from(max));
     let conditions = conditions.join(" AND ");
-    let columns = columns!();
-    let index = filter.index().unwrap_or("transactions_created_at");
-    let sql = format!(
+    format!(
         "SELECT {columns} FROM transactions FORCE INDEX ({index}) WHERE {conditions} \
          ORDER BY createdAt DESC, id DESC LIMIT ?"
-    );
-    (sql, values)
+    )
 }
 
 impl MySqlStore {
@@ -68,7 +97,7 @@ impl MySqlStore {
             },
         };
         let (sql, values) = statement(filter, place, max);
-        self.rows(&sql, &values).await
+        self.page(&sql, &values).await
     }
 
     async fn created_at(&self, transaction: TransactionId) -> Result<Option<Timestamp>, StoreError> {
@@ -90,7 +119,7 @@ impl MySqlStore {
             let steps = bind_all(sqlx::query(AssertSqlSafe(sql.as_str())), values).fetch_all(connection).await?;
             let step = |row: &sqlx::mysql::MySqlRow| {
                 let column = |name: &str| row.try_get::<Option<String>, _>(name).map(Option::unwrap_or_default);
-                Ok(format!("{} by {}: {}", column("key")?, column("type")?, column("Extra")?))
+                Ok(format!("{} by {}({}): {}", column("key")?, column("type")?, column("ref")?, column("Extra")?))
             };
             steps.iter().map(step).collect::<Result<Vec<_>, sqlx::Error>>()
         }));

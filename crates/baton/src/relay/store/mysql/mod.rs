@@ -28,15 +28,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use time::PrimitiveDateTime;
 
-use self::columns::{columns, datetime, id, milliseconds, parse_id, read_row};
+use self::columns::{columns, datetime, id, milliseconds, parse_id, read_row, size_bytes};
 use self::outcome::{End, is_duplicate, work};
 use self::pool::Pool;
 use self::values::{Value, bind_all};
-use super::row::{EARLY_WEBHOOKS_MAX, timeline_max};
+use super::row::{EARLY_WEBHOOKS_MAX, PAGE_BYTES_MAX, timeline_max};
 use super::{
     Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
     Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
@@ -97,6 +98,23 @@ impl MySqlStore {
             }))
             .await?;
         Ok(readable(read))
+    }
+
+    /// The same, up to [`PAGE_BYTES_MAX`].
+    async fn page(&self, sql: &str, values: &[Value]) -> Result<Vec<Transaction>, StoreError> {
+        let read = self.pool.read(work!(connection => {
+            let mut rows = bind_all(sqlx::query(AssertSqlSafe(sql)), values).fetch(connection);
+            let (mut page, mut size) = (Vec::new(), 0);
+            while let Some(row) = rows.try_next().await? {
+                size += size_bytes(&row)?;
+                page.push(read_row(&row)?);
+                if size > PAGE_BYTES_MAX {
+                    break;
+                }
+            }
+            Ok(page)
+        }));
+        Ok(readable(read.await?))
     }
 
     async fn one(&self, sql: &'static str, values: &[Value]) -> Result<Option<Transaction>, StoreError> {
@@ -316,7 +334,7 @@ impl TransactionStore for MySqlStore {
             columns!(),
             " FROM transactions WHERE waits_for = ? AND check_at <= ? ORDER BY check_at LIMIT ?"
         );
-        self.rows(SQL, &[Value::Text(waits_for(kind).to_owned()), Value::from(now), Value::from(max)]).await
+        self.page(SQL, &[Value::Text(waits_for(kind).to_owned()), Value::from(now), Value::from(max)]).await
     }
 
     async fn lease_due(
@@ -520,10 +538,15 @@ impl TransactionStore for MySqlStore {
                 "SELECT COUNT(*) FROM transactions FORCE INDEX (transactions_status) WHERE status = ?";
             let pending = count(connection, BY_STATUS, Some(Status::Pending)).await?;
             let submitted = count(connection, BY_STATUS, Some(Status::Submitted)).await?;
-            let oldest =
-                sqlx::query("SELECT createdAt FROM transactions WHERE status = 'pending' ORDER BY createdAt LIMIT 1")
-                    .fetch_optional(&mut *connection)
-                    .await?;
+            // The first of each kind: the index has them in the order of their creation.
+            let oldest = sqlx::query(
+                "(SELECT createdAt AS oldest FROM transactions FORCE INDEX (transactions_status) \
+                  WHERE status = 'pending' AND type = 'direct' ORDER BY createdAt LIMIT 1) UNION ALL \
+                 (SELECT createdAt AS oldest FROM transactions FORCE INDEX (transactions_status) \
+                  WHERE status = 'pending' AND type = 'gasless' ORDER BY createdAt LIMIT 1) ORDER BY oldest LIMIT 1",
+            )
+            .fetch_optional(&mut *connection)
+            .await?;
             Ok(TransactionCounts {
                 open: vec![(Status::Pending, pending), (Status::Submitted, submitted)],
                 oldest_pending: oldest.as_ref().map(|row| moment(row, 0)).transpose()?,

@@ -23,7 +23,7 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 use self::columns::{COLUMNS, UPDATE, execute_with, raw_row};
 use self::idempotency_keys::key_owner;
 use self::statements::{Record, accept, add_step, has_early, insert, records_are_free, take_record};
-use super::row::RawRow;
+use super::row::{PAGE_BYTES_MAX, RawRow};
 use super::{
     Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
     RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
@@ -41,7 +41,7 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 10] = [
+const MIGRATIONS: [&str; 11] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
@@ -52,6 +52,7 @@ const MIGRATIONS: [&str; 10] = [
     include_str!("../../../../migrations/sqlite/0008_sweep_leases.sql"),
     include_str!("../../../../migrations/sqlite/0009_list_by_creation.sql"),
     include_str!("../../../../migrations/sqlite/0010_client_webhooks.sql"),
+    include_str!("../../../../migrations/sqlite/0011_list_by_status_and_type.sql"),
 ];
 
 impl SqliteStore {
@@ -147,6 +148,24 @@ impl SqliteStore {
             })
             .await?;
         Ok(readable(raw))
+    }
+
+    /// The same, up to [`PAGE_BYTES_MAX`].
+    async fn page(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Vec<Transaction>, StoreError> {
+        let raw = self.read(move |connection| {
+            let mut statement = connection.prepare_cached(&sql)?;
+            let (mut page, mut size) = (Vec::new(), 0);
+            for row in statement.query_map(params_from_iter(values.iter()), raw_row)? {
+                let row = row?;
+                size += row.size_bytes();
+                page.push(row);
+                if size > PAGE_BYTES_MAX {
+                    break;
+                }
+            }
+            Ok(page)
+        });
+        Ok(readable(raw.await?))
     }
 
     async fn one(&self, sql: String, values: Vec<Box<dyn ToSql + Send>>) -> Result<Option<Transaction>, StoreError> {
@@ -362,7 +381,7 @@ impl TransactionStore for SqliteStore {
         let sql = format!(
             "SELECT {COLUMNS} FROM transactions WHERE {condition} AND check_at <= ?1 ORDER BY check_at LIMIT ?2"
         );
-        self.rows(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+        self.page(sql, vec![Box::new(now.0), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
     async fn lease_due(
@@ -551,7 +570,9 @@ impl TransactionStore for SqliteStore {
             let count = |sql: &str| connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, u64>(0));
             let by_status = |status: Status| {
                 connection
-                    .prepare_cached("SELECT COUNT(*) FROM transactions WHERE status = ?1")?
+                    .prepare_cached(
+                        "SELECT COUNT(*) FROM transactions INDEXED BY transactions_status WHERE status = ?1",
+                    )?
                     .query_row([status.name()], |row| row.get::<_, u64>(0))
             };
             Ok(TransactionCounts {
@@ -561,10 +582,12 @@ impl TransactionStore for SqliteStore {
                 ],
                 oldest_pending: connection
                     .prepare_cached(
-                        "SELECT created_at FROM transactions WHERE status = 'pending' ORDER BY created_at LIMIT 1",
+                        "SELECT MIN(created_at) FROM (SELECT MIN(created_at) AS created_at FROM transactions \
+                          INDEXED BY transactions_status WHERE status = 'pending' AND kind = 'direct' UNION ALL \
+                          SELECT MIN(created_at) FROM transactions \
+                          INDEXED BY transactions_status WHERE status = 'pending' AND kind = 'gasless')",
                     )?
-                    .query_row([], |row| Ok(Timestamp(row.get(0)?)))
-                    .optional()?,
+                    .query_row([], |row| Ok(row.get::<_, Option<i64>>(0)?.map(Timestamp)))?,
                 claims: count("SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL")?,
                 claims_outcome_unknown: count(
                     "SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
