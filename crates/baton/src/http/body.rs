@@ -12,20 +12,23 @@ use http_body_util::BodyExt;
 use metrics::counter;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::problem::Problem;
 use super::strict_json;
 
-/// Bytes of clients' bodies that the process holds at once. Each byte is in memory several times until its request is
+/// Bytes of clients' bodies that the process holds at once, beside the one whose turn it is ([`Pool`]). Each byte is in memory several times until its request is
 /// answered: as JSON, as a row, as a message.
 const CLIENT_BYTES_MAX: usize = 512 * 1024;
 /// The same for webhooks. Apart, because their senders prove who they are by a signature over the whole body: before that,
 /// anyone could hold the memory that clients need.
-const WEBHOOK_BYTES_MAX: usize = 512 * 1024;
+const WEBHOOK_BYTES_MAX: usize = 256 * 1024;
 /// What a body counts for at least.
 const CHARGE_MIN: usize = 512;
 /// Longest wait for memory. Until then a request takes no more of it than its head.
 const MEMORY_WAIT: Duration = Duration::from_secs(5);
+/// Longest time that a body may take for its rest when it is its turn: others wait for it.
+const TURN_MAX: Duration = Duration::from_secs(1);
 /// Most requests that wait for memory: each has a connection and a head.
 const WAITING_MAX: usize = 256;
 /// Longest time for the body of a webhook. Relayers are near, and send it in one piece.
@@ -42,10 +45,24 @@ pub struct BodyLimits {
     /// Longest time from the request's head to the body's last byte.
     pub timeout: Duration,
     memory_wait: Duration,
+    clients: Pool,
+    webhooks: Pool,
+}
+
+/// Memory that bodies share. A body that is charged as it arrives may find none left for its rest; several of those would
+/// wait for one another. So one at a time may go beyond the pool, and the others wait for their turn.
+#[derive(Debug)]
+struct Pool {
+    bytes: Arc<Semaphore>,
+    turn: Arc<Semaphore>,
     waiting: Semaphore,
-    webhooks_waiting: Semaphore,
-    clients: Arc<Semaphore>,
-    webhooks: Arc<Semaphore>,
+}
+
+impl Pool {
+    fn of(bytes: usize) -> Self {
+        let turn = Arc::new(Semaphore::new(1));
+        Self { bytes: Arc::new(Semaphore::new(bytes)), turn, waiting: Semaphore::new(WAITING_MAX) }
+    }
 }
 
 /// When the memory of a body is charged.
@@ -59,20 +76,17 @@ enum Charge {
 
 /// The memory of one body. Dropped with the request's answer, it lets the next body in.
 #[derive(Debug, Default)]
-pub struct BodyMemory(#[expect(dead_code, reason = "held for its drop")] Option<OwnedSemaphorePermit>);
+pub struct BodyMemory(#[expect(dead_code, reason = "held for its drop")] Vec<OwnedSemaphorePermit>);
 
 impl BodyLimits {
     /// These limits, and nothing held.
     pub fn new(bytes_max: usize, timeout: Duration) -> Self {
-        let of = |bytes: usize| Arc::new(Semaphore::new(bytes));
         Self {
             bytes_max,
             timeout,
             memory_wait: MEMORY_WAIT.min(timeout / 3),
-            waiting: Semaphore::new(WAITING_MAX),
-            webhooks_waiting: Semaphore::new(WAITING_MAX),
-            clients: of(CLIENT_BYTES_MAX),
-            webhooks: of(WEBHOOK_BYTES_MAX),
+            clients: Pool::of(CLIENT_BYTES_MAX),
+            webhooks: Pool::of(WEBHOOK_BYTES_MAX),
         }
     }
 
@@ -90,7 +104,7 @@ impl BodyLimits {
     async fn read(
         &self,
         request: Request,
-        memory: &Arc<Semaphore>,
+        memory: &Pool,
         timeout: Duration,
         charge: Charge,
     ) -> Result<RawBody, Problem> {
@@ -102,7 +116,8 @@ impl BodyLimits {
         }
         let known = usize::try_from(said).unwrap_or(self.bytes_max);
         let read = async {
-            let held = self.reserve(memory, if charge == Charge::Announced { known } else { 0 }).await?;
+            let bytes = if charge == Charge::Announced { known } else { 0 }.max(CHARGE_MIN);
+            let held = self.reserve(memory, &memory.bytes, bytes).await?;
             self.collect(&mut body, known, held, memory).await
         };
         // Timed apart from the handler: a body that arrives too late (408) has had no effect.
@@ -115,22 +130,28 @@ impl BodyLimits {
         body: &mut Body,
         known: usize,
         mut held: OwnedSemaphorePermit,
-        memory: &Arc<Semaphore>,
+        memory: &Pool,
     ) -> Result<RawBody, Problem> {
         let mut first: Option<Bytes> = None;
         let mut all = BytesMut::new();
         let mut size = 0;
-        while let Some(frame) = body.frame().await {
+        let mut turn: Option<(OwnedSemaphorePermit, Instant)> = None;
+        loop {
+            let until = turn.as_ref().map_or_else(|| Instant::now() + self.timeout, |(_, began)| *began + TURN_MAX);
+            let Ok(frame) = tokio::time::timeout_at(until, body.frame()).await else { return Err(Problem::too_slow()) };
+            let Some(frame) = frame else { break };
             let frame = frame.map_err(|_| Problem::bad_request("the body ended early"))?;
             let Ok(piece) = frame.into_data() else { continue };
             size += piece.len();
             if size > self.bytes_max {
                 return Err(Problem::too_large(self.bytes_max));
             }
-            if size > held.num_permits() {
-                let more =
-                    self.reserve(memory, size.max(2 * held.num_permits()).min(self.bytes_max) - held.num_permits());
-                held.merge(more.await?);
+            if size > held.num_permits() && turn.is_none() {
+                let more = size.max(2 * held.num_permits()).min(self.bytes_max) - held.num_permits();
+                match Arc::clone(&memory.bytes).try_acquire_many_owned(permits(more)) {
+                    Ok(more) => held.merge(more),
+                    Err(_) => turn = Some((self.reserve(memory, &memory.turn, 1).await?, Instant::now())),
+                }
             }
             // One piece is kept as it is; several are copied together.
             match first.take() {
@@ -143,18 +164,18 @@ impl BodyLimits {
                 }
             }
         }
-        Ok(RawBody(first.unwrap_or_else(|| all.freeze()), BodyMemory(Some(held))))
+        let memory = std::iter::once(held).chain(turn.map(|(turn, _)| turn)).collect();
+        Ok(RawBody(first.unwrap_or_else(|| all.freeze()), BodyMemory(memory)))
     }
 
-    /// Reserves memory for this many bytes, or refuses the request.
-    async fn reserve(&self, memory: &Arc<Semaphore>, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
-        let count = u32::try_from(bytes.max(CHARGE_MIN)).unwrap_or(u32::MAX);
-        if let Ok(held) = Arc::clone(memory).try_acquire_many_owned(count) {
+    /// Takes this much of a pool's memory or its turn, or refuses the request.
+    async fn reserve(&self, pool: &Pool, part: &Arc<Semaphore>, count: usize) -> Result<OwnedSemaphorePermit, Problem> {
+        let count = permits(count);
+        if let Ok(held) = Arc::clone(part).try_acquire_many_owned(count) {
             return Ok(held);
         }
-        let waiting = if Arc::ptr_eq(memory, &self.webhooks) { &self.webhooks_waiting } else { &self.waiting };
-        if let Ok(_turn) = waiting.try_acquire() {
-            let waited = tokio::time::timeout(self.memory_wait, Arc::clone(memory).acquire_many_owned(count)).await;
+        if let Ok(_place) = pool.waiting.try_acquire() {
+            let waited = tokio::time::timeout(self.memory_wait, Arc::clone(part).acquire_many_owned(count)).await;
             if let Ok(Ok(held)) = waited {
                 return Ok(held);
             }
@@ -170,6 +191,10 @@ impl BodyLimits {
             tokio::time::timeout(DRAIN_TIMEOUT, rest).await.ok();
         }
     }
+}
+
+fn permits(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// A request body as sent, within [`BodyLimits`].
@@ -228,7 +253,8 @@ fn parse(body: &[u8]) -> Result<Value, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use futures::stream;
+    use futures::future::join_all;
+    use futures::stream::{self, StreamExt};
 
     use super::*;
 
@@ -284,6 +310,41 @@ mod tests {
         held.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
+    /// Each has a part of the memory when none is left for the rest of any.
+    #[tokio::test]
+    async fn large_bodies_that_arrive_in_pieces_at_once_do_not_wait_for_one_another() {
+        let limits = BodyLimits::new(MAX, Duration::from_secs(15));
+        let slowly = || {
+            let pieces = stream::iter(0..12).then(async |_| {
+                tokio::task::yield_now().await;
+                Ok::<_, std::convert::Infallible>(Bytes::from(vec![b'x'; 16 * 1024]))
+            });
+            Request::new(Body::from_stream(pieces))
+        };
+        let webhooks =
+            (0..40).map(|_| async { limits.webhook(slowly()).await.map(drop).map_err(|problem| problem.code) });
+        let bodies = (0..40).map(|_| async { read(&limits, slowly()).await.map(drop) });
+        let (webhooks, bodies) = tokio::join!(join_all(webhooks), join_all(bodies));
+        assert!(webhooks.iter().chain(&bodies).all(Result::is_ok), "{webhooks:?} {bodies:?}");
+        assert_eq!(limits.webhooks.bytes.available_permits(), WEBHOOK_BYTES_MAX);
+        assert_eq!(limits.webhooks.turn.available_permits(), 1);
+    }
+
+    /// The one whose turn it is holds up all others.
+    #[tokio::test]
+    async fn a_body_whose_turn_it_is_must_arrive_soon() {
+        let limits = BodyLimits::new(MAX, Duration::from_secs(15));
+        let _shared = Arc::clone(&limits.webhooks.bytes)
+            .try_acquire_many_owned(permits(WEBHOOK_BYTES_MAX - 2 * CHARGE_MIN))
+            .unwrap();
+        let pieces = stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(vec![b'x'; 5000]))]);
+        let stalled = Request::new(Body::from_stream(pieces.chain(stream::pending())));
+        let code = |read: Result<RawBody, Problem>| read.map(drop).map_err(|problem| problem.code);
+        let next = limits.webhook(post(None, vec![Bytes::from(vec![b'x'; 5000])]));
+        let (stalled, next) = tokio::join!(limits.webhook(stalled), next);
+        assert_eq!((code(stalled), code(next)), (Err("request-timeout"), Ok(())));
+    }
+
     #[tokio::test]
     async fn bodies_in_memory_are_bounded_and_given_back() {
         let limits = limits();
@@ -297,7 +358,7 @@ mod tests {
         held.pop();
         assert!(read(&limits, post(Some(MAX), Vec::new())).await.is_ok());
         held.clear();
-        assert_eq!(limits.clients.available_permits(), CLIENT_BYTES_MAX);
+        assert_eq!(limits.clients.bytes.available_permits(), CLIENT_BYTES_MAX);
     }
 
     #[tokio::test]
@@ -306,11 +367,11 @@ mod tests {
         let pieces = vec![Bytes::from(vec![b'a'; 10_000]), Bytes::from(vec![b'b'; 50_000]), Bytes::from_static(b"c")];
         let body = read(&limits, post(None, pieces)).await.unwrap();
         assert_eq!((body.0.len(), body.0[0], body.0[60_000]), (60_001, b'a', b'c'));
-        assert!(CLIENT_BYTES_MAX - limits.clients.available_permits() >= 60_001);
+        assert!(CLIENT_BYTES_MAX - limits.clients.bytes.available_permits() >= 60_001);
         let endless = vec![Bytes::from(vec![b'a'; 100_000]); 10];
         assert_eq!(read(&limits, post(None, endless)).await.err(), Some("too-large"));
         drop(body);
-        assert_eq!(limits.clients.available_permits(), CLIENT_BYTES_MAX);
+        assert_eq!(limits.clients.bytes.available_permits(), CLIENT_BYTES_MAX);
     }
 
     #[tokio::test]
