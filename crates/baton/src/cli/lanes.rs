@@ -16,7 +16,7 @@ use crate::config::{Config, Service};
 use crate::http::health::{HealthCheck, HealthState, LaneHealth};
 use crate::http::problem::Problem;
 use crate::notify::address_guard::AddressGuard;
-use crate::notify::api::{self, WebhookApi};
+use crate::notify::api::{self, Recovering, WebhookApi};
 use crate::notify::notifier::Notifier;
 use crate::relay::health::RelayHealth;
 use crate::relay::lane::RelayLane;
@@ -204,6 +204,8 @@ fn webhook_routes(config: &Config, lane: &RelayLane) -> Router {
         clock: lane.guarded.clock.clone(),
         random: lane.guarded.random.clone(),
         endpoints_max: config.notify.endpoints_max,
+        retention: config.notify.retention,
+        recovering: Recovering::default(),
     })
 }
 

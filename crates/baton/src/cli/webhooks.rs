@@ -103,7 +103,7 @@ async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: Endpoints
         EndpointsCommand::Redeliver { id, event } => {
             let Endpoint { id, .. } = find(store, id).await?;
             let queued = match read_event_id(&event) {
-                Some(event) => store.requeue(id, &Requeue::Event(event), clock.now()).await?,
+                Some(event) => store.requeue(id, &Requeue::Event(event), clock.now()).await?.queued,
                 None => 0,
             };
             anyhow::ensure!(
@@ -115,9 +115,17 @@ async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: Endpoints
         }
         EndpointsCommand::Recover { id, since } => {
             let endpoint = find(store, id).await?;
-            let queued = store.requeue(endpoint.id, &Requeue::Since(since), clock.now()).await?;
+            let (mut queued, mut next) = (0, Some(since));
+            while let Some(since) = next {
+                let done = store.requeue(endpoint.id, &Requeue::Since(since), clock.now()).await?;
+                queued += done.queued;
+                next = done.next_since;
+                if let Some(next) = next {
+                    say!("{queued} due again so far; events since {next} follow");
+                }
+            }
             say!("{queued} due again");
-            if endpoint.disabled.is_some() {
+            if queued > 0 && endpoint.disabled.is_some() {
                 say!("the endpoint is disabled: `baton webhooks enable {id}` delivers them");
             }
             Ok(())

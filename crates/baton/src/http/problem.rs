@@ -142,6 +142,13 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, "changed-meanwhile", "Changed meanwhile", detail)
     }
 
+    /// 409: this key already has a call in progress that recovers events; nothing was changed.
+    pub fn already_recovering() -> Self {
+        let detail =
+            "another call of this API key is recovering events; nothing was changed, send it again when that has ended";
+        Self::new(StatusCode::CONFLICT, "already-recovering", "Events are being recovered", detail)
+    }
+
     /// 413: the body, or a line of an upload, exceeds this many bytes.
     pub fn too_large(max: usize) -> Self {
         let detail = format!("the body has more than {max} bytes");

@@ -4,7 +4,8 @@
 //! queries are read by [`super::endpoint_request`]; answers are made by [`super::endpoint_view`]. Next: the store keeps
 //! the endpoint, and [`super::delivery`] calls it.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::rejection::PathRejection;
@@ -32,7 +33,7 @@ use crate::randomness::Randomness;
 use crate::relay::state::event::{Event, EventId, EventType};
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
-use crate::relay::store::notifications::{Endpoint, EndpointId, NotificationStore, Requeue};
+use crate::relay::store::notifications::{Endpoint, EndpointId, NotificationStore, Requeue, Requeued};
 
 /// State of the calls.
 pub struct WebhookApi {
@@ -46,6 +47,34 @@ pub struct WebhookApi {
     pub random: Randomness,
     /// Maximum endpoints of one API key.
     pub endpoints_max: usize,
+    /// How long ended deliveries are kept.
+    pub retention: Duration,
+    /// Keys that recover events at this moment.
+    pub recovering: Recovering,
+}
+
+/// The API keys whose events are being recovered: one call at a time for each, because it may look at many events.
+#[derive(Debug, Default)]
+pub struct Recovering(Arc<Mutex<HashSet<String>>>);
+
+/// Ends the call's turn when dropped.
+struct RecoveryTurn {
+    recovering: Arc<Mutex<HashSet<String>>>,
+    key: String,
+}
+
+impl Recovering {
+    /// `None` while another call of this key runs.
+    fn begin(&self, key: &str) -> Option<RecoveryTurn> {
+        let is_free = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        is_free.then(|| RecoveryTurn { recovering: Arc::clone(&self.0), key: key.to_owned() })
+    }
+}
+
+impl Drop for RecoveryTurn {
+    fn drop(&mut self) {
+        self.recovering.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
 }
 
 /// Longest duration of a POST. The server limits the other methods, which may be repeated.
@@ -234,8 +263,11 @@ async fn recover(
     let id = read_id(id)?;
     let since = read_since(query.as_deref().unwrap_or_default()).map_err(refusal)?;
     let endpoint = state.own(&caller, id).await?;
-    let queued = state.requeue(&endpoint, &Requeue::Since(since)).await?;
-    Ok((StatusCode::ACCEPTED, Json(json!({ "queued": queued }))))
+    let _turn = state.recovering.begin(&caller).ok_or_else(Problem::already_recovering)?;
+    // What was delivered before is known for this long only.
+    let since = since.max(state.clock.now() - state.retention);
+    let Requeued { queued, next_since } = state.requeue(&endpoint, &Requeue::Since(since)).await?;
+    Ok((StatusCode::ACCEPTED, Json(json!({ "queued": queued, "nextSince": next_since }))))
 }
 
 async fn redeliver(
@@ -250,7 +282,7 @@ async fn redeliver(
     let endpoint = state.own(&caller, read_id(id)?).await?;
     let missing = || Problem::not_found("this endpoint has no such event");
     let event = read_event_id(&event).ok_or_else(missing)?;
-    match state.requeue(&endpoint, &Requeue::Event(event)).await? {
+    match state.requeue(&endpoint, &Requeue::Event(event)).await?.queued {
         0 => Err(missing()),
         queued => Ok((StatusCode::ACCEPTED, Json(json!({ "queued": queued })))),
     }
@@ -303,10 +335,11 @@ impl WebhookApi {
         })
     }
 
-    async fn requeue(&self, endpoint: &Endpoint, what: &Requeue) -> Result<u64, Problem> {
-        let queued = self.store.requeue(endpoint.id, what, self.clock.now()).await.map_err(unsaved)?;
+    async fn requeue(&self, endpoint: &Endpoint, what: &Requeue) -> Result<Requeued, Problem> {
+        let requeued = self.store.requeue(endpoint.id, what, self.clock.now()).await.map_err(unsaved)?;
+        let queued = requeued.queued;
         info!(action = "events_requeued", endpointId = %endpoint.id, key = endpoint.owner, queued, "events are due again");
-        Ok(queued)
+        Ok(requeued)
     }
 
     /// An event that belongs to no transaction.

@@ -59,10 +59,9 @@ impl Handler for Deliverer {
         }
         let (at, sent) = self.attempt(&endpoint, &delivery).await;
         let mut record = self.record(&endpoint, delivery, at, sent);
-        if matches!(record.endpoint, EndpointThen::Disable { .. }) && self.has_changed(&endpoint).await {
+        if record.then != DeliveryThen::Delivered && self.has_changed(&endpoint).await {
             // The answer is about another URL, or its owner has just looked after it.
-            (record.then, record.endpoint) =
-                (DeliveryThen::RetryAt(record.now), EndpointThen::Fails { paused_until: None });
+            (record.then, record.endpoint) = (DeliveryThen::RetryAt(record.now), EndpointThen::Unchanged);
         }
         self.report(&record);
         self.store_record(&record).await;
@@ -110,6 +109,7 @@ impl Deliverer {
         let now = self.clock.now();
         let result =
             AttemptResult { status: sent.status, succeeded: sent.error.is_none(), retry_after: sent.retry_after };
+        let endpoint_version = endpoint.version;
         let (then, endpoint) =
             after_attempt(endpoint, &delivery, &result, now, self.schedule_second, self.random.fraction());
         let attempt = Attempt {
@@ -122,7 +122,7 @@ impl Deliverer {
             error: sent.error,
             answer: sent.answer,
         };
-        AttemptRecord { delivery, attempt, then, endpoint, now }
+        AttemptRecord { delivery, attempt, then, endpoint, endpoint_version, now }
     }
 
     fn report(&self, record: &AttemptRecord) {

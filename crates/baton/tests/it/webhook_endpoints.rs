@@ -355,9 +355,9 @@ async fn an_event_of_a_disabled_endpoint_is_recovered() {
     call(&relay, Method::PATCH, &endpoint, json!({ "enabled": true })).await;
     let recover = |since: &str| format!("{endpoint}/recover?since={since}");
     let (status, queued) = call(&relay, Method::POST, &recover("2999-01-01T00:00:00Z"), Value::Null).await;
-    assert_eq!((status, queued), (202, json!({ "queued": 0 })));
+    assert_eq!((status, queued), (202, json!({ "queued": 0, "nextSince": null })));
     let (status, queued) = call(&relay, Method::POST, &recover("2026-01-01T00:00:00Z"), Value::Null).await;
-    assert_eq!((status, queued), (202, json!({ "queued": 1 })));
+    assert_eq!((status, queued), (202, json!({ "queued": 1, "nextSince": null })));
     let payload = sink.wait_for(1, SOON).await[0].json();
     assert_eq!((text(&payload, "event"), text(&payload, "transactionId")), ("transaction.completed", id.as_str()));
 }

@@ -57,8 +57,8 @@ pub trait NotificationStore: Send + Sync + 'static {
     /// was written.
     async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError>;
 
-    /// Makes events due again for an endpoint; returns how many.
-    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<u64, StoreError>;
+    /// Makes events due again for an endpoint.
+    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<Requeued, StoreError>;
 
     /// A page of an endpoint's attempts, newest first, after the attempt `before`.
     async fn attempts(
@@ -209,6 +209,9 @@ pub struct AttemptRecord {
     pub then: DeliveryThen,
     /// What becomes of the endpoint.
     pub endpoint: EndpointThen,
+    /// The version of the endpoint that the attempt was made to. A failure says nothing about a later one, which may have
+    /// another URL.
+    pub endpoint_version: u64,
     /// The current time.
     pub now: Timestamp,
 }
@@ -227,6 +230,8 @@ pub enum DeliveryThen {
 /// What becomes of an endpoint after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndpointThen {
+    /// Nothing: the attempt was made to an earlier version of it.
+    Unchanged,
     /// It works: failures are forgotten. A pause that another answer asked for stays.
     Works,
     /// One more failure; no other attempt before this time, or before the end of a longer pause.
@@ -247,9 +252,18 @@ pub enum EndpointThen {
 pub enum Requeue {
     /// One event, delivered before or not. Nothing, if it is unknown or of another key.
     Event(EventId),
-    /// Every event since then that the endpoint asks for and that was not delivered to it: given up, or written while it was
-    /// disabled.
+    /// Every event since then that the endpoint asks for and that was not delivered to it: given up, written while it was
+    /// disabled, or waiting for its next attempt.
     Since(Timestamp),
+}
+
+/// What [`NotificationStore::requeue`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Requeued {
+    /// Events that are due now.
+    pub queued: u64,
+    /// Events since then were not looked at: one call looks at a limited number. The next call goes on from here.
+    pub next_since: Option<Timestamp>,
 }
 
 /// Counts of all endpoints.
@@ -308,6 +322,40 @@ pub(super) const GIVEN_UP_AT_ONCE: u32 = 10_000;
 
 /// Events that one commit of [`NotificationStore::requeue`] makes due again.
 pub(super) const REQUEUED_AT_ONCE: usize = 2000;
+
+/// Pages of [`REQUEUED_AT_ONCE`] events that one call of [`NotificationStore::requeue`] looks at.
+pub(super) const REQUEUE_PAGES_MAX: usize = 50;
+
+/// Rows that one commit of a deletion or a release deletes or changes.
+pub(super) const CHANGED_AT_ONCE: usize = 2000;
+
+/// A place among the events of a key: time and id.
+pub(super) type EventPlace = (Timestamp, String);
+
+/// A page of a key's events, as [`NotificationStore::requeue`] looks at them.
+#[derive(Debug, Default)]
+pub(super) struct MissedPage {
+    /// Events that the endpoint asks for and does not have.
+    pub missed: Vec<String>,
+    events: usize,
+    last: Option<EventPlace>,
+}
+
+impl MissedPage {
+    /// The next event of the page, of this kind; `known` if the endpoint has it.
+    pub fn add(&mut self, endpoint: &Endpoint, place: EventPlace, kind: &str, known: bool) {
+        if !known && endpoint.events.iter().any(|wanted| wanted.name() == kind) {
+            self.missed.push(place.1.clone());
+        }
+        self.events += 1;
+        self.last = Some(place);
+    }
+
+    /// The place to go on from, if there may be more events.
+    pub fn next(self) -> Option<EventPlace> {
+        self.last.filter(|_| self.events == REQUEUED_AT_ONCE)
+    }
+}
 
 /// Kinds of events as the stores keep them.
 pub(super) fn event_names(events: &[EventType]) -> String {

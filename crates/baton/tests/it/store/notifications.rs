@@ -13,6 +13,7 @@ use baton::relay::state::transaction::{FailedBy, Moved, Status, Step, Transactio
 use baton::relay::store::Saved;
 use baton::relay::store::notifications::{
     Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, EVERY_KEY, Endpoint, EndpointId, EndpointThen, Requeue,
+    Requeued,
 };
 use baton::timestamp::Timestamp;
 use harness::wait::eventually;
@@ -42,6 +43,10 @@ on_every_database! {
     another_url_starts_without_failures_and_pauses
     what_was_recovered_is_leased_in_order
     a_notifier_deletes_what_is_older_than_its_retention
+    a_failure_says_nothing_about_a_later_version_of_the_endpoint
+    a_repeated_event_waits_for_an_earlier_one
+    what_waits_for_its_next_attempt_is_recovered_and_a_pause_ends
+    an_endpoint_is_deleted_with_everything_of_it
 }
 
 fn endpoint(owner: &str, events: &[EventType]) -> Endpoint {
@@ -113,7 +118,7 @@ fn record(delivery: &Delivery, then: DeliveryThen, endpoint: EndpointThen) -> At
         answer: Some("ä".to_owned()),
         error,
     };
-    AttemptRecord { delivery: delivery.clone(), attempt, then, endpoint, now: now() }
+    AttemptRecord { delivery: delivery.clone(), attempt, then, endpoint, endpoint_version: 1, now: now() }
 }
 
 async fn deliver(fixture: &StoreFixture, delivery: &Delivery) {
@@ -320,7 +325,8 @@ async fn a_disabled_endpoint_gets_nothing_and_can_recover_what_it_missed(fixture
     assert_eq!(store.due_endpoints(at).await.unwrap().len(), 1);
     let first = lease(fixture, &endpoint, at).await.remove(0);
     let gone = EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned() };
-    store.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
+    let last = AttemptRecord { endpoint_version: 3, ..record(&first, DeliveryThen::GivenUp, gone) };
+    store.record_attempt(&last).await.unwrap();
     let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert_eq!(stored.disabled.as_ref().unwrap().reason, "the endpoint answered 410 Gone");
     let missed = submitted(fixture).await;
@@ -330,8 +336,8 @@ async fn a_disabled_endpoint_gets_nothing_and_can_recover_what_it_missed(fixture
     assert!(store.change_endpoint(&Endpoint { disabled: None, ..stored }).await.unwrap());
     let enabled = store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert_eq!((enabled.failures, enabled.failing_since, enabled.paused_until), (0, None, None));
-    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(now() + MINUTE), now()).await.unwrap(), 0);
-    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(start), now()).await.unwrap(), 3);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(now() + MINUTE), now()).await.unwrap().queued, 0);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(start), now()).await.unwrap().queued, 3);
     let recovered: BTreeSet<_> =
         lease(fixture, &enabled, now() + MINUTE).await.iter().map(|delivery| delivery.transaction).collect();
     assert_eq!(recovered.len(), 3);
@@ -347,12 +353,12 @@ async fn one_event_is_delivered_again_on_request_and_to_its_owner_only(fixture: 
     let first = lease(fixture, &own, now() + MINUTE).await.remove(0);
     deliver(fixture, &first).await;
     let event = Requeue::Event(first.event.clone());
-    assert_eq!(store.requeue(own.id, &event, now()).await.unwrap(), 1);
+    assert_eq!(store.requeue(own.id, &event, now()).await.unwrap().queued, 1);
     let again = lease(fixture, &own, now() + MINUTE).await;
     assert_eq!((again.len(), &again[0].event, again[0].attempts), (1, &first.event, 0));
-    assert_eq!(store.requeue(stranger.id, &event, now()).await.unwrap(), 0, "another key's event");
+    assert_eq!(store.requeue(stranger.id, &event, now()).await.unwrap().queued, 0, "another key's event");
     let unknown = Requeue::Event(EventId("evt_unknown".to_owned()));
-    assert_eq!(store.requeue(own.id, &unknown, now()).await.unwrap(), 0);
+    assert_eq!(store.requeue(own.id, &unknown, now()).await.unwrap().queued, 0);
     let test = Event {
         id: EventId("evt_test".to_owned()),
         kind: EventType::Test,
@@ -478,7 +484,7 @@ async fn what_was_recovered_is_leased_in_order(fixture: &StoreFixture) {
     store.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
     let disabled = store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert!(store.change_endpoint(&Endpoint { disabled: None, ..disabled }).await.unwrap());
-    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(start), now()).await.unwrap(), 6);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Since(start), now()).await.unwrap().queued, 6);
     for kind in [EventType::Submitted, EventType::Failed, EventType::Completed] {
         let leased = lease(fixture, &endpoint, now() + MINUTE).await;
         assert_eq!(kinds(&leased), [kind; 2]);
@@ -510,6 +516,76 @@ async fn a_notifier_deletes_what_is_older_than_its_retention(fixture: &StoreFixt
         () = deleted => {}
     }
     assert_eq!(store.forget_notifications(now() + MINUTE, 100).await.unwrap(), 0, "nothing is left");
+}
+
+async fn a_failure_says_nothing_about_a_later_version_of_the_endpoint(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    for _ in 0..2 {
+        submitted(fixture).await;
+    }
+    let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+    let moved = Endpoint { url: "https://example.com/new".to_owned(), ..endpoint.clone() };
+    assert!(store.change_endpoint(&moved).await.unwrap());
+    let paused = EndpointThen::Fails { paused_until: Some(now() + MINUTE * 60) };
+    store.record_attempt(&record(&leased[0], DeliveryThen::RetryAt(now()), paused)).await.unwrap();
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned() };
+    store.record_attempt(&record(&leased[1], DeliveryThen::RetryAt(now()), gone)).await.unwrap();
+    let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((stored.failures, stored.paused_until, stored.disabled), (0, None, None));
+    assert_eq!(lease(fixture, &endpoint, now() + MINUTE).await.len(), 2, "both are tried at the new URL");
+}
+
+/// The second event is in flight when the first is delivered again; then both fail.
+async fn a_repeated_event_waits_for_an_earlier_one(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &EventType::SUBSCRIBABLE).await;
+    let row = submitted(fixture).await;
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    deliver(fixture, &first).await;
+    failed(fixture, &row).await;
+    let second = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event.clone()), now()).await.unwrap().queued, 1);
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    let fails = EndpointThen::Fails { paused_until: None };
+    let late = now() + MINUTE * 60;
+    store.record_attempt(&record(&first, DeliveryThen::RetryAt(late), fails.clone())).await.unwrap();
+    store.record_attempt(&record(&second, DeliveryThen::RetryAt(now()), fails)).await.unwrap();
+    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap(), [], "the second event waits for the first");
+    assert_eq!(kinds(&lease(fixture, &endpoint, late + MINUTE).await), [first.kind]);
+}
+
+async fn what_waits_for_its_next_attempt_is_recovered_and_a_pause_ends(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let start = now();
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+    let late = now() + MINUTE * 600;
+    let paused = EndpointThen::Fails { paused_until: Some(late) };
+    store.record_attempt(&record(&leased[0], DeliveryThen::RetryAt(late), paused)).await.unwrap();
+    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap(), []);
+    let requeued = store.requeue(endpoint.id, &Requeue::Since(start - MINUTE), now()).await.unwrap();
+    assert_eq!(requeued, Requeued { queued: 1, next_since: None });
+    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap().len(), 1);
+    assert_eq!(lease(fixture, &endpoint, now() + MINUTE).await[0].attempts, 1, "its attempts count");
+}
+
+async fn an_endpoint_is_deleted_with_everything_of_it(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let (gone, other) =
+        (registered(fixture, &[EventType::Submitted]).await, registered(fixture, &[EventType::Submitted]).await);
+    for _ in 0..3 {
+        submitted(fixture).await;
+    }
+    deliver(fixture, &lease(fixture, &gone, now() + MINUTE).await[0]).await;
+    deliver(fixture, &lease(fixture, &other, now() + MINUTE).await[0]).await;
+    assert!(store.delete_endpoint(gone.id).await.unwrap());
+    assert!(!store.delete_endpoint(gone.id).await.unwrap(), "it is gone");
+    assert_eq!(store.endpoint_counts(gone.id).await.unwrap().waiting, 0);
+    assert!(store.attempts(gone.id, None, 9).await.unwrap().is_empty());
+    assert_eq!(store.endpoint_counts(other.id).await.unwrap().waiting, 2);
+    assert_eq!(store.attempts(other.id, None, 9).await.unwrap().len(), 1);
 }
 
 /// A planner that takes another index reads every delivery that the endpoint ever had, at each look for due ones.

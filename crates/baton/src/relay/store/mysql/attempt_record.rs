@@ -1,11 +1,12 @@
 //! Takes deliveries, and writes what follows from an attempt in one commit: the log, the delivery, the next event of its
 //! transaction, the endpoint's health and the timeline.
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use uuid::Uuid;
 
+use super::accept::chunks;
 use super::add_step;
-use super::columns::{datetime, id, parse_id};
+use super::columns::{Statement, datetime, id, parse_id};
 use super::notifications::required_moment;
 use crate::relay::state::event::{EventId, EventType};
 use crate::relay::state::transaction::TransactionId;
@@ -77,7 +78,7 @@ pub(super) async fn record_attempt(
     connection: &mut MySqlConnection,
     record: &AttemptRecord,
 ) -> Result<(), sqlx::Error> {
-    let AttemptRecord { delivery, attempt, then, endpoint: endpoint_then, now } = record;
+    let AttemptRecord { delivery, attempt, then, now, .. } = record;
     let step = record.step();
     if step.is_some() {
         // Steps are numbered under the row's lock, which a save takes first, too.
@@ -101,7 +102,7 @@ pub(super) async fn record_attempt(
         DeliveryThen::RetryAt(at) => (
             "UPDATE webhook_deliveries SET due_at = ?, attempts = attempts + 1, lease = NULL \
              WHERE endpoint_id = ? AND event_id = ? AND lease = ? AND due_at IS NOT NULL",
-            at,
+            if has_earlier(connection, delivery).await? { &PARKED } else { at },
         ),
     };
     let moved = sqlx::query(sql)
@@ -117,7 +118,7 @@ pub(super) async fn record_attempt(
     if !matches!(then, DeliveryThen::RetryAt(_)) {
         release_next(connection, delivery, *now).await?;
     }
-    change_health(connection, delivery.endpoint, endpoint_then, attempt.at, *now).await?;
+    change_health(connection, record).await?;
     if let Some(step) = step {
         add_step(connection, delivery.transaction, &step, *now).await?;
     }
@@ -175,59 +176,75 @@ pub(super) async fn release_next(
     Ok(())
 }
 
-/// Parks what is due behind an earlier event of its transaction, and makes due what is parked behind none: after events
+/// Whether an earlier event of the delivery's transaction waits for the same endpoint.
+async fn has_earlier(connection: &mut MySqlConnection, delivery: &Delivery) -> Result<bool, sqlx::Error> {
+    const SQL: &str = "SELECT 1 FROM webhook_deliveries FORCE INDEX (webhook_deliveries_open) \
+         WHERE endpoint_id = ? AND transaction_id = ? AND position < ? AND open = 1 LIMIT 1";
+    let statement = sqlx::query(SQL).bind(delivery.endpoint.to_string()).bind(id(delivery.transaction));
+    Ok(statement.bind(delivery.position).fetch_optional(connection).await?.is_some())
+}
+
+/// Parks what is due behind an earlier event of these transactions, and makes due what is parked behind none: after events
 /// were made due by other means than the end of the one before.
 pub(super) async fn park_followers(
     connection: &mut MySqlConnection,
     endpoint: EndpointId,
+    transactions: &[String],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
-    const PARK: &str = "UPDATE webhook_deliveries AS later FORCE INDEX (webhook_deliveries_due) \
-         JOIN webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
+    const EARLIER: &str = "webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
          ON earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
-         AND earlier.position < later.position AND earlier.open = 1 \
-         SET later.due_at = ? WHERE later.endpoint_id = ? AND later.open = 1 AND later.due_at < ? AND later.lease IS NULL";
-    const RELEASE: &str = "UPDATE webhook_deliveries AS later FORCE INDEX (webhook_deliveries_due) \
-         LEFT JOIN webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
-         ON earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
-         AND earlier.position < later.position AND earlier.open = 1 \
-         SET later.due_at = ? \
-         WHERE later.endpoint_id = ? AND later.open = 1 AND later.due_at = ? AND earlier.endpoint_id IS NULL";
+         AND earlier.position < later.position AND earlier.open = 1";
+    const LATER: &str = "UPDATE webhook_deliveries AS later FORCE INDEX (webhook_deliveries_open)";
     let (endpoint, parked) = (endpoint.to_string(), datetime(PARKED));
-    sqlx::query(PARK).bind(parked).bind(&endpoint).bind(parked).execute(&mut *connection).await?;
-    sqlx::query(RELEASE).bind(datetime(now)).bind(&endpoint).bind(parked).execute(connection).await?;
+    for some in chunks(transactions) {
+        let places = vec!["?"; some.len()].join(", ");
+        let of_these = format!("later.endpoint_id = ? AND later.transaction_id IN ({places}) AND later.open = 1");
+        let park = format!(
+            "{LATER} JOIN {EARLIER} SET later.due_at = ? WHERE {of_these} AND later.due_at < ? AND later.lease IS NULL"
+        );
+        let release = format!(
+            "{LATER} LEFT JOIN {EARLIER} SET later.due_at = ? \
+             WHERE {of_these} AND later.due_at = ? AND earlier.endpoint_id IS NULL"
+        );
+        for (sql, due_at) in [(park, parked), (release, datetime(now))] {
+            let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql)).bind(due_at).bind(&endpoint);
+            let statement = some.iter().fold(statement, |statement, transaction| statement.bind(transaction));
+            statement.bind(parked).execute(&mut *connection).await?;
+        }
+    }
     Ok(())
 }
 
-pub(super) async fn change_health(
-    connection: &mut MySqlConnection,
-    endpoint: EndpointId,
-    then: &EndpointThen,
-    at: Timestamp,
-    now: Timestamp,
-) -> Result<(), sqlx::Error> {
+async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<(), sqlx::Error> {
+    let AttemptRecord { delivery, attempt, endpoint: then, endpoint_version: version, now, .. } = record;
+    let endpoint = delivery.endpoint.to_string();
     match then {
+        EndpointThen::Unchanged => {}
         EndpointThen::Works => {
             const SQL: &str = "UPDATE webhook_endpoints SET failing_since = NULL, failures = 0 \
                  WHERE id = ? AND failures > 0";
-            sqlx::query(SQL).bind(endpoint.to_string()).execute(connection).await?;
+            sqlx::query(SQL).bind(endpoint).execute(connection).await?;
         }
         EndpointThen::Fails { paused_until } => {
             const SQL: &str = "UPDATE webhook_endpoints SET failing_since = COALESCE(failing_since, ?), \
                  failures = failures + 1, \
-                 paused_until = GREATEST(COALESCE(paused_until, '2000-01-01'), COALESCE(?, '2000-01-01')) WHERE id = ?";
-            let statement = sqlx::query(SQL).bind(datetime(at)).bind(paused_until.map(datetime));
-            statement.bind(endpoint.to_string()).execute(connection).await?;
+                 paused_until = GREATEST(COALESCE(paused_until, '2000-01-01'), COALESCE(?, '2000-01-01')) \
+                 WHERE id = ? AND version = ?";
+            let statement = sqlx::query(SQL).bind(datetime(attempt.at)).bind(paused_until.map(datetime));
+            statement.bind(endpoint).bind(version).execute(connection).await?;
         }
         EndpointThen::Disable { reason } => {
             const DISABLE: &str = "UPDATE webhook_endpoints SET disabled_at = ?, disabled_reason = ?, updated_at = ?, \
-                 version = version + 1 WHERE id = ? AND disabled_at IS NULL";
+                 version = version + 1 WHERE id = ? AND disabled_at IS NULL AND version = ?";
             const GIVE_UP: &str = "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?, \
                  ended = 'given-up' WHERE endpoint_id = ? AND due_at IS NOT NULL LIMIT ?";
-            let statement = sqlx::query(DISABLE).bind(datetime(now)).bind(reason).bind(datetime(now));
-            statement.bind(endpoint.to_string()).execute(&mut *connection).await?;
-            let statement = sqlx::query(GIVE_UP).bind(datetime(now)).bind(endpoint.to_string());
-            statement.bind(GIVEN_UP_AT_ONCE).execute(connection).await?;
+            let statement = sqlx::query(DISABLE).bind(datetime(*now)).bind(reason).bind(datetime(*now));
+            let disabled = statement.bind(&endpoint).bind(version).execute(&mut *connection).await?;
+            if disabled.rows_affected() > 0 {
+                let statement = sqlx::query(GIVE_UP).bind(datetime(*now)).bind(endpoint);
+                statement.bind(GIVEN_UP_AT_ONCE).execute(connection).await?;
+            }
         }
     }
     Ok(())

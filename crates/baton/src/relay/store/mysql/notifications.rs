@@ -4,22 +4,23 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use time::PrimitiveDateTime;
 use uuid::Uuid;
 
 use super::MySqlStore;
-use super::attempt_record::{lease_of, park_followers, record_attempt};
-use super::columns::{datetime, id, milliseconds, parse_id};
+use super::accept::chunks;
+use super::attempt_record::{lease_of, record_attempt};
+use super::columns::{Statement, datetime, id, milliseconds, parse_id};
 use super::outbox::{put_deliveries, put_events};
 use super::outcome::{End, is_duplicate, work};
-use super::requeue::{add_missed, requeue_event, requeue_given_up};
+use super::requeue::{add_missed, hurry, read_missed, requeue_event, requeue_given_up};
 use crate::config::Secret;
 use crate::relay::state::event::{Event, EventId};
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId, NotificationCounts,
-    NotificationStore, Requeue, event_names, parse_events,
+    Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId,
+    NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX, Requeue, Requeued, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -85,6 +86,9 @@ impl NotificationStore for MySqlStore {
              paused_until = CASE WHEN (disabled_at IS NOT NULL AND ? IS NULL) OR url <> ? THEN NULL ELSE paused_until END, \
              url = ?, events = ?, description = ?, secret = ?, previous_secret = ?, previous_until = ?, updated_at = ?, \
              version = version + 1, disabled_at = ?, disabled_reason = ? WHERE id = ? AND version = ?";
+        if endpoint.disabled.is_none() {
+            self.release_orphans(endpoint.id, endpoint.updated_at).await?;
+        }
         self.pool
             .transact(work!(connection => {
                 let disabled_at = endpoint.disabled.as_ref().map(|disabled| datetime(disabled.at));
@@ -108,11 +112,7 @@ impl NotificationStore for MySqlStore {
                     .bind(endpoint.version)
                     .execute(&mut *connection)
                     .await?;
-                let changed = changed.rows_affected() > 0;
-                if changed && endpoint.disabled.is_none() {
-                    park_followers(connection, endpoint.id, endpoint.updated_at).await?;
-                }
-                Ok(End::Keep(changed))
+                Ok(End::Keep(changed.rows_affected() > 0))
             }))
             .await
     }
@@ -234,45 +234,51 @@ impl NotificationStore for MySqlStore {
             .await
     }
 
-    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<u64, StoreError> {
-        let Some(found) = self.endpoint(endpoint).await? else { return Ok(0) };
+    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<Requeued, StoreError> {
+        let Some(found) = self.endpoint(endpoint).await? else { return Ok(Requeued::default()) };
         let found = &found;
-        let mut all = 0;
-        match what {
+        let since = match what {
             Requeue::Event(event) => {
                 let queued = self.pool.transact(work!(connection => {
                     Ok(End::Keep(requeue_event(connection, found, event, now).await?))
                 }));
-                all += queued.await?;
+                return Ok(Requeued { queued: queued.await?, next_since: None });
             }
-            Requeue::Since(since) => {
-                loop {
-                    let again = self.pool.transact(work!(connection => {
-                        Ok(End::Keep(requeue_given_up(connection, endpoint, *since, now).await?))
-                    }));
-                    let again = again.await?;
-                    all += again;
-                    if again == 0 {
-                        break;
-                    }
-                }
-                let mut after = Some((*since, String::new()));
-                while let Some(place) = after.take() {
-                    let place = &place;
-                    let added = self.pool.transact(work!(connection => {
-                        Ok(End::Keep(add_missed(connection, found, place, now).await?))
-                    }));
-                    let (added, next) = added.await?;
-                    all += added;
-                    after = next;
-                }
+            Requeue::Since(since) => *since,
+        };
+        let (mut queued, mut pages) = (0, 0..REQUEUE_PAGES_MAX);
+        loop {
+            let again = self.pool.transact(work!(connection => {
+                let waiting = hurry(connection, endpoint, since, now).await?;
+                Ok(End::Keep(waiting + requeue_given_up(connection, endpoint, since, now).await?))
+            }));
+            let again = again.await?;
+            queued += again;
+            if again == 0 {
+                break;
+            }
+            if pages.next().is_none() {
+                return Ok(Requeued { queued, next_since: Some(since) });
             }
         }
-        let parked = self.pool.transact(work!(connection => {
-            Ok(End::Keep(park_followers(connection, endpoint, now).await?))
-        }));
-        parked.await?;
-        Ok(all)
+        let mut after = Some((since, String::new()));
+        while let Some(place) = after.take() {
+            if pages.next().is_none() {
+                return Ok(Requeued { queued, next_since: Some(place.0) });
+            }
+            let place = &place;
+            let page = self.pool.read(work!(connection => read_missed(connection, found, place).await));
+            let page = page.await?;
+            let missed = &page.missed;
+            if !missed.is_empty() {
+                let added = self.pool.transact(work!(connection => {
+                    Ok(End::Keep(add_missed(connection, endpoint, missed, now).await?))
+                }));
+                queued += added.await?;
+            }
+            after = page.next();
+        }
+        Ok(Requeued { queued, next_since: None })
     }
 
     async fn attempts(
@@ -364,6 +370,47 @@ impl NotificationStore for MySqlStore {
             deleted += some.await?;
         }
         Ok(deleted)
+    }
+}
+
+impl MySqlStore {
+    /// Makes due what waits for an event that is no longer open: those that a disabled endpoint gave up released none.
+    async fn release_orphans(&self, endpoint: EndpointId, now: Timestamp) -> Result<(), StoreError> {
+        const FIND: &str = "SELECT later.event_id FROM webhook_deliveries AS later FORCE INDEX (webhook_deliveries_due) \
+             WHERE later.endpoint_id = ? AND later.open = 1 AND later.due_at = ? AND NOT EXISTS (SELECT 1 \
+              FROM webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
+              WHERE earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
+              AND earlier.position < later.position AND earlier.open = 1) LIMIT ?";
+        if self.endpoint(endpoint).await?.is_none_or(|stored| stored.disabled.is_none()) {
+            return Ok(());
+        }
+        let max = u64::try_from(CHANGED_AT_ONCE).unwrap_or(u64::MAX);
+        loop {
+            let found = self.pool.read(work!(connection => {
+                let statement = sqlx::query(FIND).bind(endpoint.to_string()).bind(datetime(PARKED)).bind(max);
+                let rows = statement.fetch_all(connection).await?;
+                rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, sqlx::Error>>()
+            }));
+            let found = found.await?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            let found = &found;
+            let released = self.pool.transact(work!(connection => {
+                for some in chunks(found) {
+                    let sql = format!(
+                        "UPDATE webhook_deliveries SET due_at = ? WHERE endpoint_id = ? AND due_at = ? AND event_id IN ({})",
+                        vec!["?"; some.len()].join(", ")
+                    );
+                    let statement: Statement<'_> =
+                        sqlx::query(AssertSqlSafe(sql)).bind(datetime(now)).bind(endpoint.to_string());
+                    let statement = statement.bind(datetime(PARKED));
+                    some.iter().fold(statement, |statement, event| statement.bind(event)).execute(&mut *connection).await?;
+                }
+                Ok(End::Keep(()))
+            }));
+            released.await?;
+        }
     }
 }
 

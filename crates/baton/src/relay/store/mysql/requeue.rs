@@ -1,12 +1,17 @@
 //! Makes events due again, or for the first time, because a client or an operator asks for it.
 
+use std::collections::BTreeSet;
+
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::chunks;
+use super::attempt_record::park_followers;
 use super::columns::{Statement, datetime};
 use super::notifications::required_moment;
 use crate::relay::state::event::EventId;
-use crate::relay::store::notifications::{EVERY_KEY, Endpoint, EndpointId, REQUEUED_AT_ONCE};
+use crate::relay::store::notifications::{
+    EVERY_KEY, Endpoint, EndpointId, EventPlace, MissedPage, PARKED, REQUEUED_AT_ONCE,
+};
 use crate::timestamp::Timestamp;
 
 pub(super) async fn requeue_event(
@@ -34,9 +39,37 @@ pub(super) async fn requeue_event(
         .bind(&event.0)
         .bind(endpoint.owner.as_bytes())
         .bind(endpoint.owner.as_bytes())
+        .execute(&mut *connection)
+        .await?;
+    let transactions = transactions_of(connection, std::slice::from_ref(&event.0)).await?;
+    park_followers(connection, endpoint.id, &transactions, now).await?;
+    Ok(1)
+}
+
+/// Makes some of the events due now that wait for their next attempt, and ends the endpoint's pause; 0 once there are none
+/// left.
+pub(super) async fn hurry(
+    connection: &mut MySqlConnection,
+    endpoint: EndpointId,
+    since: Timestamp,
+    now: Timestamp,
+) -> Result<u64, sqlx::Error> {
+    const SQL: &str = "UPDATE webhook_deliveries FORCE INDEX (webhook_deliveries_due) SET due_at = ? \
+         WHERE endpoint_id = ? AND open = 1 AND due_at > ? AND due_at < ? AND created_at >= ? AND lease IS NULL LIMIT ?";
+    sqlx::query("UPDATE webhook_endpoints SET paused_until = NULL WHERE id = ? AND paused_until IS NOT NULL")
+        .bind(endpoint.to_string())
+        .execute(&mut *connection)
+        .await?;
+    let hurried = sqlx::query(SQL)
+        .bind(datetime(now))
+        .bind(endpoint.to_string())
+        .bind(datetime(now))
+        .bind(datetime(PARKED))
+        .bind(datetime(since))
+        .bind(u64::try_from(REQUEUED_AT_ONCE).unwrap_or(u64::MAX))
         .execute(connection)
         .await?;
-    Ok(1)
+    Ok(hurried.rows_affected())
 }
 
 /// Makes some of the events due that were given up; 0 once there are none left.
@@ -46,63 +79,97 @@ pub(super) async fn requeue_given_up(
     since: Timestamp,
     now: Timestamp,
 ) -> Result<u64, sqlx::Error> {
-    const AGAIN: &str = "UPDATE webhook_deliveries SET due_at = ?, lease = NULL, attempts = 0, ended_at = NULL, \
-         ended = NULL WHERE endpoint_id = ? AND ended = 'given-up' AND created_at >= ? LIMIT ?";
-    let again = sqlx::query(AGAIN)
-        .bind(datetime(now))
+    const FIND: &str = "SELECT event_id FROM webhook_deliveries FORCE INDEX (webhook_deliveries_given_up) \
+         WHERE endpoint_id = ? AND ended = 'given-up' AND created_at >= ? LIMIT ?";
+    let rows = sqlx::query(FIND)
         .bind(endpoint.to_string())
         .bind(datetime(since))
         .bind(u64::try_from(REQUEUED_AT_ONCE).unwrap_or(u64::MAX))
-        .execute(connection)
+        .fetch_all(&mut *connection)
         .await?;
-    Ok(again.rows_affected())
+    let found = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?;
+    for some in chunks(&found) {
+        let sql = format!(
+            "UPDATE webhook_deliveries SET due_at = ?, lease = NULL, attempts = 0, ended_at = NULL, ended = NULL \
+             WHERE endpoint_id = ? AND ended = 'given-up' AND event_id IN ({})",
+            vec!["?"; some.len()].join(", ")
+        );
+        let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql)).bind(datetime(now)).bind(endpoint.to_string());
+        some.iter().fold(statement, |statement, event| statement.bind(event)).execute(&mut *connection).await?;
+    }
+    let transactions = transactions_of(connection, &found).await?;
+    park_followers(connection, endpoint, &transactions, now).await?;
+    Ok(found.len() as u64)
 }
 
-/// A place among the events of a key: time and id.
-pub(super) type EventPlace = (Timestamp, String);
+/// The transactions of these events, each once.
+async fn transactions_of(connection: &mut MySqlConnection, events: &[String]) -> Result<Vec<String>, sqlx::Error> {
+    let mut found = BTreeSet::new();
+    for some in chunks(events) {
+        let places = vec!["?"; some.len()].join(", ");
+        let sql = format!("SELECT DISTINCT transaction_id FROM events WHERE id IN ({places})");
+        let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql));
+        let statement = some.iter().fold(statement, |statement, event| statement.bind(event));
+        for row in statement.fetch_all(&mut *connection).await? {
+            found.insert(row.try_get(0)?);
+        }
+    }
+    Ok(found.into_iter().collect())
+}
 
-/// Adds what the endpoint has missed among the next events after this place; returns how many, and the place to go on from.
-pub(super) async fn add_missed(
+/// What the endpoint has missed among the next events after this place.
+pub(super) async fn read_missed(
     connection: &mut MySqlConnection,
     endpoint: &Endpoint,
     after: &EventPlace,
-    now: Timestamp,
-) -> Result<(u64, Option<EventPlace>), sqlx::Error> {
-    const OWN: &str = "SELECT id, created_at, type FROM events FORCE INDEX (events_api_key) \
-         WHERE api_key = ? AND created_at >= ? AND (created_at > ? OR id > ?) ORDER BY created_at, id LIMIT ?";
-    const ALL: &str = "SELECT id, created_at, type FROM events FORCE INDEX (events_created_at) \
-         WHERE ? = '' AND created_at >= ? AND (created_at > ? OR id > ?) ORDER BY created_at, id LIMIT ?";
-    let rows = sqlx::query(if endpoint.owner == EVERY_KEY { ALL } else { OWN })
+) -> Result<MissedPage, sqlx::Error> {
+    const KNOWN: &str = "EXISTS (SELECT 1 FROM webhook_deliveries WHERE endpoint_id = ? AND event_id = events.id)";
+    let owned = match endpoint.owner.as_str() {
+        EVERY_KEY => "FORCE INDEX (events_created_at) WHERE ? = ''",
+        _ => "FORCE INDEX (events_api_key) WHERE api_key = ?",
+    };
+    let sql = format!(
+        "SELECT id, created_at, type, {KNOWN} FROM events {owned} \
+         AND created_at >= ? AND (created_at > ? OR id > ?) ORDER BY created_at, id LIMIT ?"
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .bind(endpoint.id.to_string())
         .bind(endpoint.owner.as_bytes())
         .bind(datetime(after.0))
         .bind(datetime(after.0))
         .bind(&after.1)
         .bind(u64::try_from(REQUEUED_AT_ONCE).unwrap_or(u64::MAX))
-        .fetch_all(&mut *connection)
+        .fetch_all(connection)
         .await?;
-    let mut wanted: Vec<String> = Vec::new();
+    let mut page = MissedPage::default();
     for row in &rows {
         let kind: String = row.try_get(2)?;
-        if endpoint.events.iter().any(|wanted| wanted.name() == kind) {
-            wanted.push(row.try_get(0)?);
-        }
+        let known = row.try_get::<i64, _>(3)? != 0;
+        page.add(endpoint, (required_moment(row, 1)?, row.try_get(0)?), &kind, known);
     }
+    Ok(page)
+}
+
+/// Adds these events, unless the endpoint has them by now; returns how many.
+pub(super) async fn add_missed(
+    connection: &mut MySqlConnection,
+    endpoint: EndpointId,
+    events: &[String],
+    now: Timestamp,
+) -> Result<u64, sqlx::Error> {
     let mut added = 0;
-    for some in chunks(&wanted) {
+    for some in chunks(events) {
         let places = vec!["?"; some.len()].join(", ");
         let sql = format!(
             "INSERT IGNORE INTO webhook_deliveries \
              (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
              SELECT ?, id, transaction_id, position, created_at, ?, 0 FROM events WHERE id IN ({places})"
         );
-        let statement: Statement<'_> =
-            sqlx::query(AssertSqlSafe(sql)).bind(endpoint.id.to_string()).bind(datetime(now));
+        let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql)).bind(endpoint.to_string()).bind(datetime(now));
         let statement = some.iter().fold(statement, |statement, event| statement.bind(event));
         added += statement.execute(&mut *connection).await?.rows_affected();
     }
-    let next = match rows.last().filter(|_| rows.len() == REQUEUED_AT_ONCE) {
-        Some(last) => Some((required_moment(last, 1)?, last.try_get(0)?)),
-        None => None,
-    };
-    Ok((added, next))
+    let transactions = transactions_of(connection, events).await?;
+    park_followers(connection, endpoint, &transactions, now).await?;
+    Ok(added)
 }

@@ -8,16 +8,16 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
 use super::SqliteStore;
-use super::attempt_record::{park_followers, record_attempt};
+use super::attempt_record::{EARLIER, record_attempt};
 use super::outbox::{put_delivery, put_event};
-use super::requeue::{add_missed, requeue_event, requeue_given_up};
+use super::requeue::{add_missed, hurry, read_missed, requeue_event, requeue_given_up};
 use crate::config::Secret;
 use crate::relay::state::event::{Event, EventId, EventType};
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId, NotificationCounts,
-    NotificationStore, Requeue, event_names, parse_events,
+    Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId,
+    NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX, Requeue, Requeued, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -64,6 +64,9 @@ impl NotificationStore for SqliteStore {
     }
 
     async fn change_endpoint(&self, endpoint: &Endpoint) -> Result<bool, StoreError> {
+        if endpoint.disabled.is_none() {
+            self.release_orphans(endpoint.id, endpoint.updated_at).await?;
+        }
         let endpoint = endpoint.clone();
         self.write(move |connection| {
             let (previous, until) = previous(&endpoint);
@@ -93,23 +96,33 @@ impl NotificationStore for SqliteStore {
                     disabled_at,
                     reason
                 ])?;
-            if changed > 0 && endpoint.disabled.is_none() {
-                park_followers(connection, endpoint.id, endpoint.updated_at)?;
-            }
             Ok(changed > 0)
         })
         .await
     }
 
-    async fn delete_endpoint(&self, id: EndpointId) -> Result<bool, StoreError> {
-        self.write(move |connection| {
-            let id = id.0.as_bytes();
-            let deleted = connection.execute("DELETE FROM webhook_endpoints WHERE id = ?1", [id])?;
-            connection.execute("DELETE FROM webhook_deliveries WHERE endpoint_id = ?1", [id])?;
-            connection.execute("DELETE FROM webhook_attempts WHERE endpoint_id = ?1", [id])?;
-            Ok(deleted > 0)
-        })
-        .await
+    async fn delete_endpoint(&self, endpoint: EndpointId) -> Result<bool, StoreError> {
+        // Disabled first, so that it gets no new deliveries, and deleted last: if this call is cut off, the endpoint is still
+        // there, and the call can be repeated.
+        const DISABLE: &str = "UPDATE webhook_endpoints SET disabled_at = COALESCE(disabled_at, updated_at), \
+             disabled_reason = 'it is being deleted', version = version + 1 WHERE id = ?1 AND ?2 > 0";
+        const CHILDREN: [&str; 2] = [
+            "DELETE FROM webhook_deliveries WHERE endpoint_id = ?1 AND event_id IN \
+             (SELECT event_id FROM webhook_deliveries WHERE endpoint_id = ?1 LIMIT ?2)",
+            "DELETE FROM webhook_attempts WHERE endpoint_id = ?1 AND id IN \
+             (SELECT id FROM webhook_attempts WHERE endpoint_id = ?1 LIMIT ?2)",
+        ];
+        let run = async |sql: &'static str| {
+            let max = i64::try_from(CHANGED_AT_ONCE).unwrap_or(i64::MAX);
+            self.write(move |connection| connection.execute(sql, params![endpoint.0.as_bytes(), max])).await
+        };
+        if run(DISABLE).await? == 0 {
+            return Ok(false);
+        }
+        for sql in CHILDREN {
+            while run(sql).await? > 0 {}
+        }
+        Ok(run("DELETE FROM webhook_endpoints WHERE id = ?1 AND ?2 > 0").await? > 0)
     }
 
     async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError> {
@@ -224,36 +237,44 @@ impl NotificationStore for SqliteStore {
         .await
     }
 
-    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<u64, StoreError> {
-        let Some(found) = self.endpoint(endpoint).await? else { return Ok(0) };
-        match what {
+    async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<Requeued, StoreError> {
+        let Some(found) = self.endpoint(endpoint).await? else { return Ok(Requeued::default()) };
+        let since = match what {
             Requeue::Event(event) => {
                 let event = event.clone();
-                self.write(move |connection| requeue_event(connection, &found, &event, now)).await
+                let queued = self.write(move |connection| requeue_event(connection, &found, &event, now)).await?;
+                return Ok(Requeued { queued, next_since: None });
             }
-            Requeue::Since(since) => {
-                let since = *since;
-                let mut all = 0;
-                loop {
-                    let again =
-                        self.write(move |connection| requeue_given_up(connection, endpoint, since, now)).await?;
-                    all += again;
-                    if again == 0 {
-                        break;
-                    }
-                }
-                let mut after = Some((since, String::new()));
-                while let Some(place) = after.take() {
-                    let found = found.clone();
-                    let (added, next) =
-                        self.write(move |connection| add_missed(connection, &found, &place, now)).await?;
-                    all += added;
-                    after = next;
-                }
-                self.write(move |connection| park_followers(connection, endpoint, now)).await?;
-                Ok(all)
+            Requeue::Since(since) => *since,
+        };
+        let (mut queued, mut pages) = (0, 0..REQUEUE_PAGES_MAX);
+        loop {
+            let again = self.write(move |connection| {
+                Ok(hurry(connection, endpoint, since, now)? + requeue_given_up(connection, endpoint, since, now)?)
+            });
+            let again = again.await?;
+            queued += again;
+            if again == 0 {
+                break;
+            }
+            if pages.next().is_none() {
+                return Ok(Requeued { queued, next_since: Some(since) });
             }
         }
+        let mut after = Some((since, String::new()));
+        while let Some(place) = after.take() {
+            if pages.next().is_none() {
+                return Ok(Requeued { queued, next_since: Some(place.0) });
+            }
+            let reader = found.clone();
+            let mut page = self.read(move |connection| read_missed(connection, &reader, &place)).await?;
+            let missed = std::mem::take(&mut page.missed);
+            if !missed.is_empty() {
+                queued += self.write(move |connection| add_missed(connection, endpoint, &missed, now)).await?;
+            }
+            after = page.next();
+        }
+        Ok(Requeued { queued, next_since: None })
     }
 
     async fn attempts(
@@ -341,6 +362,42 @@ impl NotificationStore for SqliteStore {
             Ok(deleted as u64)
         })
         .await
+    }
+}
+
+impl SqliteStore {
+    /// Makes due what waits for an event that is no longer open: those that a disabled endpoint gave up released none.
+    async fn release_orphans(&self, endpoint: EndpointId, now: Timestamp) -> Result<(), StoreError> {
+        if self.endpoint(endpoint).await?.is_none_or(|stored| stored.disabled.is_none()) {
+            return Ok(());
+        }
+        loop {
+            let found = self
+                .read(move |connection| {
+                    let sql = format!(
+                        "SELECT event_id FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
+                         WHERE endpoint_id = ?1 AND due_at = ?2 AND NOT {EARLIER} LIMIT ?3"
+                    );
+                    let max = i64::try_from(CHANGED_AT_ONCE).unwrap_or(i64::MAX);
+                    let mut statement = connection.prepare_cached(&sql)?;
+                    let key = params![endpoint.0.as_bytes(), PARKED.0, max];
+                    statement.query_map(key, |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()
+                })
+                .await?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            self.write(move |connection| {
+                let mut release = connection.prepare_cached(
+                    "UPDATE webhook_deliveries SET due_at = ?4 WHERE endpoint_id = ?1 AND event_id = ?2 AND due_at = ?3",
+                )?;
+                for event in &found {
+                    release.execute(params![endpoint.0.as_bytes(), event, PARKED.0, now.0])?;
+                }
+                Ok(())
+            })
+            .await?;
+        }
     }
 }
 
