@@ -47,6 +47,7 @@ on_every_database! {
     a_repeated_event_waits_for_an_earlier_one
     what_waits_for_its_next_attempt_is_recovered_and_a_pause_ends
     an_endpoint_is_deleted_with_everything_of_it
+    an_enabled_endpoint_gets_what_waited_for_an_event_that_was_given_up
 }
 
 fn endpoint(owner: &str, events: &[EventType]) -> Endpoint {
@@ -588,6 +589,22 @@ async fn an_endpoint_is_deleted_with_everything_of_it(fixture: &StoreFixture) {
     assert_eq!(store.attempts(other.id, None, 9).await.unwrap().len(), 1);
 }
 
+/// An endpoint that is disabled with a large backlog gives up a part of it, and with it the events that others wait for.
+async fn an_enabled_endpoint_gets_what_waited_for_an_event_that_was_given_up(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
+    let row = submitted(fixture).await;
+    failed(fixture, &row).await;
+    let disabled = Some(Disabled { at: now(), reason: "answered 410".to_owned() });
+    assert!(store.change_endpoint(&Endpoint { disabled, ..endpoint.clone() }).await.unwrap());
+    let given_up = "UPDATE webhook_deliveries SET due_at = NULL, ended_at = created_at, ended = 'given-up' \
+         WHERE event_id LIKE '%submitted'";
+    fixture.execute(given_up).await;
+    assert!(store.change_endpoint(&Endpoint { version: 2, ..endpoint.clone() }).await.unwrap());
+    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap().len(), 1);
+    assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE).await), [EventType::Failed]);
+}
+
 /// A planner that takes another index reads every delivery that the endpoint ever had, at each look for due ones.
 #[tokio::test]
 async fn mysql_reads_only_deliveries_that_wait() {
@@ -609,4 +626,25 @@ async fn mysql_reads_only_deliveries_that_wait() {
     deliver(&fixture, &leased[0]).await;
     let read = fixture.mysql_rows_read("webhook_deliveries").await - before;
     assert!(0 < read && read < 20, "{read} rows read for one delivery");
+}
+
+/// With a large backlog, a client that asks for one event again, or changes the description, must not make the store go
+/// through all of it.
+#[tokio::test]
+async fn mysql_reads_one_transaction_for_a_redelivery_and_none_for_a_change() {
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted]).await;
+    for _ in 0..200 {
+        submitted(&fixture).await;
+    }
+    let store = &fixture.notifications;
+    let places = [(endpoint.id, 1)];
+    let leased = store.lease_deliveries(&places, now() + MINUTE, now() + 2 * MINUTE, Uuid::new_v4()).await.unwrap();
+    deliver(&fixture, &leased[0]).await;
+    let before = fixture.mysql_rows_read("webhook_deliveries").await;
+    let again = Requeue::Event(leased[0].event.clone());
+    assert_eq!(store.requeue(endpoint.id, &again, now()).await.unwrap().queued, 1);
+    assert!(store.change_endpoint(&Endpoint { description: None, ..endpoint }).await.unwrap());
+    let read = fixture.mysql_rows_read("webhook_deliveries").await - before;
+    assert!(read < 20, "{read} rows read");
 }
