@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
@@ -29,6 +30,7 @@ use reqwest::{StatusCode, Url};
 use rustls::client::WantsClientCert;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tower_service::Service;
 
 use super::address_guard::{AddressGuard, GuardError};
@@ -42,6 +44,8 @@ const IDLE_PER_HOST_MAX: usize = 4;
 /// Maximum size of an answer's head, and of each piece of its body that is read at once.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
+/// An answer with more interim answers (1xx) before it is a failed attempt: hyper itself reads them without end.
+const INTERIM_ANSWERS_MAX: usize = 10;
 /// Beginning of an answer's body that is kept for people.
 const ANSWER_BYTES_KEPT: usize = 1 << 10;
 /// An answer without a length that goes on beyond this is a failed attempt.
@@ -149,8 +153,14 @@ impl Sender {
     ) -> Result<(), String> {
         // The policy may have changed since the URL was registered.
         let url = self.guard.check_url(url).map_err(|refused| format!("refused: the URL {refused}"))?;
-        let request = request(&url, headers, body)?;
-        let response = self.client(owner).request(request).await.map_err(|error| no_answer(&error))?;
+        let mut request = request(&url, headers, body)?;
+        let too_many = count_interim_answers(&mut request);
+        // Dropped, the request closes its connection.
+        let response = tokio::select! {
+            biased;
+            () = too_many.notified() => return Err(format!("more than {INTERIM_ANSWERS_MAX} interim answers (1xx)")),
+            answered = self.client(owner).request(request) => answered.map_err(|error| no_answer(&error))?,
+        };
         let (head, incoming) = response.into_parts();
         heard.status = Some(head.status);
         heard.retry_after = retry_after(&head.headers, Timestamp::from(SystemTime::now()));
@@ -178,6 +188,18 @@ fn request(url: &Url, headers: Vec<(&'static str, String)>, body: Bytes) -> Resu
     request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
     Ok(request)
+}
+
+/// Notifies once there are too many interim answers.
+fn count_interim_answers(request: &mut Request<Full<Bytes>>) -> Arc<Notify> {
+    let (too_many, count) = (Arc::new(Notify::new()), AtomicUsize::new(0));
+    let notified = Arc::clone(&too_many);
+    hyper::ext::on_informational(request, move |_| {
+        if count.fetch_add(1, Ordering::Relaxed) == INTERIM_ANSWERS_MAX {
+            notified.notify_one();
+        }
+    });
+    too_many
 }
 
 /// Reads the body, whose end proves that the receiver was not cut off in its work. Of a body that is announced as long,

@@ -1,5 +1,4 @@
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -225,13 +224,29 @@ async fn a_slow_head_does_not_extend_the_time() {
 
 /// Hyper skips interim answers without a limit of their number.
 #[tokio::test]
-async fn endless_interim_answers_do_not_extend_the_time() {
+async fn endless_interim_answers_end_the_attempt() {
     let interim = async |mut stream: TcpStream| {
-        let many = b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(100);
-        while stream.write_all(&many).await.is_ok() {}
+        let (many, mut written) = (b"HTTP/1.1 100 Continue\r\n\r\n".repeat(100), 0);
+        while stream.write_all(&many).await.is_ok() {
+            written += many.len();
+        }
+        written
     };
-    let (sent, ()) = send_to(SHORT, interim).await;
-    assert_eq!((sent.status, sent.error.as_deref()), (None, Some("no answer within 300 ms")));
+    let (sent, written) = send_to(Duration::from_secs(5), interim).await;
+    assert_eq!((sent.status, sent.error.as_deref()), (None, Some("more than 10 interim answers (1xx)")));
+    assert!(written < 32 << 20, "{written} bytes were taken before the connection was closed");
+}
+
+#[tokio::test]
+async fn a_few_interim_answers_may_precede_the_answer() {
+    for (number, error) in
+        [(INTERIM_ANSWERS_MAX, None), (INTERIM_ANSWERS_MAX + 1, Some("more than 10 interim answers (1xx)"))]
+    {
+        let interim = "HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n".repeat(number);
+        let sent = send_and_get(&format!("{interim}HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")).await;
+        assert_eq!(sent.error.as_deref(), error);
+        assert_eq!(sent.status, error.is_none().then_some(200));
+    }
 }
 
 #[tokio::test]
