@@ -228,6 +228,14 @@ impl Problem {
         problem
     }
 
+    /// 503: the address that a client registers cannot be checked now, for this reason; nothing was changed.
+    pub fn unchecked_url(why: impl std::fmt::Display) -> Self {
+        let detail = format!("the url cannot be checked now: {why}; nothing was changed, send it again later");
+        let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, Self::OVERLOADED, "Service overloaded", detail);
+        problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
+        problem
+    }
+
     /// 504: unknown whether the transaction was accepted; its status shows it later.
     pub fn outcome_unknown(transaction_id: &str) -> Self {
         let detail = "it is unknown whether the transaction was accepted; check its status before sending it again";

@@ -7,25 +7,17 @@
 //! nothing.
 
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::http::Uri;
-use futures::future::BoxFuture;
 use reqwest::Url;
-use tokio::sync::Semaphore;
 
+use super::lookups::{LOOKUP_TIMEOUT, LookupError, Lookups, Resolver};
 use crate::config::NotifyConfig;
 
 /// Maximum length of a URL, in characters.
 const URL_LENGTH_MAX: usize = 2048;
-/// Limit of one DNS resolution.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// DNS resolutions of the system in progress, including those whose caller has given up: each occupies one of the 512
-/// threads that this process has for blocking calls, and a slow DNS server holds it beyond our limit.
-const RESOLUTIONS_MAX: usize = 128;
 
 const UNSPECIFIED: &str = "unspecified";
 const LOOPBACK: &str = "loopback";
@@ -63,9 +55,6 @@ impl AddressPolicy {
     }
 }
 
-/// Looks up a host name and port. A value, so that tests can play a DNS server that changes its answer.
-pub type Resolver = Arc<dyn Fn(String, u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send + Sync>;
-
 /// Why a URL cannot be registered or called. The texts follow the name of the field, `url`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlRefused {
@@ -75,6 +64,9 @@ pub enum UrlRefused {
     /// A URL that the operator does not allow.
     #[error("{0}")]
     Forbidden(String),
+    /// The URL is not at fault: it cannot be checked now.
+    #[error("cannot be checked now: {0}")]
+    Unchecked(String),
 }
 
 /// Why a host has no address to connect to. The texts contain neither the host nor an address.
@@ -83,16 +75,19 @@ pub enum GuardError {
     /// One of the host's addresses belongs to this class.
     #[error("the address is {0}")]
     Forbidden(&'static str),
-    /// The name has no address, or DNS failed.
+    /// The host name has no address, or was not looked up.
+    #[error(transparent)]
+    Unresolved(#[from] LookupError),
+    /// The answer of DNS is empty.
     #[error("the host name does not resolve")]
-    Unresolved(#[source] io::Error),
+    NoAddress,
 }
 
 /// An [`AddressPolicy`] with the resolver that it is applied to.
 #[derive(Clone)]
 pub struct AddressGuard {
     policy: AddressPolicy,
-    resolver: Resolver,
+    lookups: Arc<Lookups>,
 }
 
 impl fmt::Debug for AddressGuard {
@@ -104,12 +99,16 @@ impl fmt::Debug for AddressGuard {
 impl AddressGuard {
     /// Applies a policy to what the system's resolver answers.
     pub fn new(policy: AddressPolicy) -> Self {
-        Self::with_resolver(policy, system_resolver())
+        Self::with_lookups(policy, Lookups::of_system())
     }
 
     /// Applies a policy to what another resolver answers.
     pub fn with_resolver(policy: AddressPolicy, resolver: Resolver) -> Self {
-        Self { policy, resolver }
+        Self::with_lookups(policy, Lookups::new(resolver))
+    }
+
+    pub(super) fn with_lookups(policy: AddressPolicy, lookups: Lookups) -> Self {
+        Self { policy, lookups: Arc::new(lookups) }
     }
 
     /// Checks everything about a URL that needs no DNS.
@@ -147,28 +146,33 @@ impl AddressGuard {
 
     /// Checks that the URL's host has addresses, all of them allowed: for a registration, whose client can still correct
     /// the URL. Each connection checks again.
-    pub async fn check_resolves(&self, url: &Url) -> Result<(), UrlRefused> {
+    pub async fn check_resolves(&self, owner: &str, url: &Url) -> Result<(), UrlRefused> {
         let host = url.host_str().ok_or_else(|| malformed("must contain a host"))?;
-        match self.resolve(host, url.port_or_known_default().unwrap_or(443)).await {
+        match self.resolve(owner, host, url.port_or_known_default().unwrap_or(443)).await {
             Ok(_) => Ok(()),
-            Err(GuardError::Unresolved(_)) => Err(malformed("does not resolve: its host has no address")),
             Err(GuardError::Forbidden(class)) => Err(forbidden_address("resolves to", class)),
+            Err(GuardError::Unresolved(busy @ (LookupError::OwnerBusy | LookupError::Busy))) => {
+                Err(UrlRefused::Unchecked(busy.to_string()))
+            }
+            Err(GuardError::Unresolved(LookupError::Late)) => {
+                Err(malformed(format!("did not resolve within {} s; try again", LOOKUP_TIMEOUT.as_secs())))
+            }
+            Err(GuardError::Unresolved(LookupError::Failed(_)) | GuardError::NoAddress) => {
+                Err(malformed("does not resolve: its host has no address"))
+            }
         }
     }
 
     /// The addresses of a host, resolved once; an error if any of them is forbidden, because the DNS server decides which
-    /// one comes first. The caller connects to these addresses and does not resolve the name again.
-    pub async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, GuardError> {
+    /// one comes first. The caller connects to these addresses and does not resolve the name again. The lookup counts
+    /// among those of the owner, an API key.
+    pub async fn resolve(&self, owner: &str, host: &str, port: u16) -> Result<Vec<SocketAddr>, GuardError> {
         let found = match unbracketed(host).parse() {
             Ok(ip) => vec![SocketAddr::new(ip, port)],
-            Err(_) => {
-                let resolving = tokio::time::timeout(RESOLVE_TIMEOUT, (self.resolver)(host.to_owned(), port));
-                let found = resolving.await.unwrap_or_else(|late| Err(late.into()));
-                found.map_err(GuardError::Unresolved)?
-            }
+            Err(_) => self.lookups.look_up(owner, host, port).await?,
         };
         if found.is_empty() {
-            return Err(GuardError::Unresolved(io::ErrorKind::NotFound.into()));
+            return Err(GuardError::NoAddress);
         }
         match found.iter().find_map(|address| self.policy.refused_class(address.ip())) {
             Some(class) => Err(GuardError::Forbidden(class)),
@@ -256,23 +260,6 @@ fn forbidden_v6(ip: Ipv6Addr) -> Option<&'static str> {
         [0x2000..=0x3fff, ..] => None,
         _ => Some(RESERVED),
     }
-}
-
-/// The system's resolver. Not tokio's `lookup_host`, which does not bound the threads of callers that have given up.
-fn system_resolver() -> Resolver {
-    let places = Arc::new(Semaphore::new(RESOLUTIONS_MAX));
-    Arc::new(move |host, port| {
-        let places = Arc::clone(&places);
-        Box::pin(async move {
-            let place = places.acquire_owned().await.map_err(io::Error::other)?;
-            let resolving = tokio::task::spawn_blocking(move || {
-                let found = (host, port).to_socket_addrs().map(Iterator::collect);
-                drop(place);
-                found
-            });
-            resolving.await.map_err(io::Error::other)?
-        })
-    })
 }
 
 /// The part between `://` and the path, as the client wrote it.

@@ -118,7 +118,7 @@ async fn register(
     JsonBody(body, _memory): JsonBody,
 ) -> Result<Response, Problem> {
     let NewEndpoint { url, events, description } = NewEndpoint::parse(&body, &state.guard).map_err(refusal)?;
-    state.check_resolves(&url).await?;
+    state.check_resolves(&caller, &url).await?;
     let now = state.clock.now();
     let endpoint = Endpoint {
         id: EndpointId(state.random.uuid_v7()),
@@ -181,7 +181,7 @@ async fn change(
     let id = read_id(id)?;
     let change = EndpointChange::parse(&body, &state.guard).map_err(refusal)?;
     if let Some(url) = &change.url {
-        state.check_resolves(url).await?;
+        state.check_resolves(&caller, url).await?;
     }
     let now = state.clock.now();
     let alter = |endpoint: &mut Endpoint| {
@@ -328,10 +328,11 @@ impl WebhookApi {
     }
 
     /// Refuses a name that leads to a forbidden address. The sender checks again: the name may lead elsewhere by then.
-    async fn check_resolves(&self, url: &EndpointUrl) -> Result<(), Problem> {
-        self.guard.check_resolves(&url.parsed).await.map_err(|refused| match refused {
+    async fn check_resolves(&self, caller: &str, url: &EndpointUrl) -> Result<(), Problem> {
+        self.guard.check_resolves(caller, &url.parsed).await.map_err(|refused| match refused {
             UrlRefused::Malformed(rule) => invalid("url", rule),
             UrlRefused::Forbidden(why) => Problem::forbidden_url(why),
+            UrlRefused::Unchecked(why) => Problem::unchecked_url(why),
         })
     }
 

@@ -85,7 +85,7 @@ impl Deliverer {
             ("webhook-timestamp", timestamp.to_string()),
             ("webhook-signature", signature),
         ];
-        (now, self.sender.send(&endpoint.url, headers, Bytes::from(delivery.payload.clone())).await)
+        (now, self.sender.send(&endpoint.owner, &endpoint.url, headers, Bytes::from(delivery.payload.clone())).await)
     }
 
     /// Whether the endpoint was changed since it was read.

@@ -265,7 +265,7 @@ impl Problems {
         let Some(text) = value.as_str() else { return self.add("url", "must be text") };
         match guard.check_url(text) {
             Ok(parsed) => Some(EndpointUrl { text: text.to_owned(), parsed }),
-            Err(UrlRefused::Malformed(rule)) => self.add("url", rule),
+            Err(UrlRefused::Malformed(rule) | UrlRefused::Unchecked(rule)) => self.add("url", rule),
             Err(UrlRefused::Forbidden(why)) => {
                 self.forbidden_url = Some(why);
                 None

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | Which calls manage endpoints? | [`api`], with [`endpoint_request`] and [`endpoint_view`] |
 //! | How is an endpoint changed beside other writers? | [`endpoint_change`] |
-//! | Which addresses may be called? | [`address_guard`] |
+//! | Which addresses may be called? | [`address_guard`], which finds them with [`lookups`] |
 //! | How is one attempt made, and what is read of the answer? | [`sender`] |
 //! | How is it signed? | [`signature`] |
 //! | What follows from an attempt: when is it tried again, given up, the endpoint disabled? | [`schedule`] |
@@ -20,6 +20,7 @@ pub mod delivery;
 pub mod endpoint_change;
 pub mod endpoint_request;
 pub mod endpoint_view;
+pub mod lookups;
 pub mod notifier;
 pub mod outbox_queue;
 pub mod schedule;

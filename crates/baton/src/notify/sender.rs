@@ -6,9 +6,12 @@
 //!
 //! A URL may contain a token, so no error contains a URL.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -27,6 +30,7 @@ use reqwest::{StatusCode, Url};
 use rustls::client::WantsClientCert;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tower_service::Service;
 
 use super::address_guard::{AddressGuard, GuardError};
@@ -40,6 +44,8 @@ const IDLE_PER_HOST_MAX: usize = 4;
 /// Maximum size of an answer's head, and of each piece of its body that is read at once.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
+/// An answer with more interim answers (1xx) before it is a failed attempt: hyper itself reads them without end.
+const INTERIM_ANSWERS_MAX: usize = 10;
 /// Beginning of an answer's body that is kept for people.
 const ANSWER_BYTES_KEPT: usize = 1 << 10;
 /// An answer without a length that goes on beyond this is a failed attempt.
@@ -53,10 +59,15 @@ const CAUSE_LENGTH_MAX: usize = 300;
 
 const AGENT: &str = concat!("baton/", env!("CARGO_PKG_VERSION"));
 
+type HttpClient = Client<Connector, Full<Bytes>>;
+
 /// Makes attempts. Keeps a few idle connections.
 #[derive(Debug)]
 pub struct Sender {
-    http: Client<Connector, Full<Bytes>>,
+    tls: ClientConfig,
+    /// One for each owner, so that API keys share neither lookups nor connections. The operator's configuration bounds
+    /// their number.
+    clients: Mutex<HashMap<String, HttpClient>>,
     guard: AddressGuard,
     timeout: Duration,
 }
@@ -89,20 +100,36 @@ impl Sender {
     }
 
     fn with_tls(guard: AddressGuard, timeout: Duration, tls: ConfigBuilder<ClientConfig, WantsClientCert>) -> Self {
-        let tls = HttpsConnectorBuilder::new().with_tls_config(tls.with_no_client_auth());
-        let connector = Connector(tls.https_or_http().enable_http1().wrap_connector(CheckedTcp(guard.clone())));
+        Self { tls: tls.with_no_client_auth(), clients: Mutex::default(), guard, timeout }
+    }
+
+    fn client(&self, owner: &str) -> HttpClient {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(owner) {
+            return client.clone();
+        }
+        let client = self.new_client(owner);
+        clients.insert(owner.to_owned(), client.clone());
+        client
+    }
+
+    fn new_client(&self, owner: &str) -> HttpClient {
+        let tcp = CheckedTcp { guard: self.guard.clone(), owner: owner.into() };
+        let tls = HttpsConnectorBuilder::new().with_tls_config(self.tls.clone());
+        let connector = Connector(tls.https_or_http().enable_http1().wrap_connector(tcp));
         let mut builder = Client::builder(TokioExecutor::new());
         builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(IDLE_PER_HOST_MAX);
         builder.http1_max_buf_size(HEAD_BYTES_MAX).http1_max_headers(HEADERS_MAX);
-        Self { http: builder.build(connector), guard, timeout }
+        builder.build(connector)
     }
 
-    /// Makes one attempt: sends `body`, which is JSON, with these headers to the URL, and reads the answer.
-    pub async fn send(&self, url: &str, headers: Vec<(&'static str, String)>, body: Bytes) -> Sent {
+    /// Makes one attempt: sends `body`, which is JSON, with these headers to the URL, and reads the answer. The owner is
+    /// the API key that the endpoint belongs to.
+    pub async fn send(&self, owner: &str, url: &str, headers: Vec<(&'static str, String)>, body: Bytes) -> Sent {
         let began = Instant::now();
         let mut heard = Heard::default();
         // Dropped at the end of its time, the attempt closes its connection.
-        let ended = tokio::time::timeout(self.timeout, self.attempt(url, headers, body, &mut heard)).await;
+        let ended = tokio::time::timeout(self.timeout, self.attempt(owner, url, headers, body, &mut heard)).await;
         let problem = match ended {
             Ok(result) => result.err(),
             Err(_) if heard.enough => None,
@@ -118,6 +145,7 @@ impl Sender {
 
     async fn attempt(
         &self,
+        owner: &str,
         url: &str,
         headers: Vec<(&'static str, String)>,
         body: Bytes,
@@ -125,8 +153,14 @@ impl Sender {
     ) -> Result<(), String> {
         // The policy may have changed since the URL was registered.
         let url = self.guard.check_url(url).map_err(|refused| format!("refused: the URL {refused}"))?;
-        let request = request(&url, headers, body)?;
-        let response = self.http.request(request).await.map_err(|error| no_answer(&error))?;
+        let mut request = request(&url, headers, body)?;
+        let too_many = count_interim_answers(&mut request);
+        // Dropped, the request closes its connection.
+        let response = tokio::select! {
+            biased;
+            () = too_many.notified() => return Err(format!("more than {INTERIM_ANSWERS_MAX} interim answers (1xx)")),
+            answered = self.client(owner).request(request) => answered.map_err(|error| no_answer(&error))?,
+        };
         let (head, incoming) = response.into_parts();
         heard.status = Some(head.status);
         heard.retry_after = retry_after(&head.headers, Timestamp::from(SystemTime::now()));
@@ -154,6 +188,18 @@ fn request(url: &Url, headers: Vec<(&'static str, String)>, body: Bytes) -> Resu
     request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
     Ok(request)
+}
+
+/// Notifies once there are too many interim answers.
+fn count_interim_answers(request: &mut Request<Full<Bytes>>) -> Arc<Notify> {
+    let (too_many, count) = (Arc::new(Notify::new()), AtomicUsize::new(0));
+    let notified = Arc::clone(&too_many);
+    hyper::ext::on_informational(request, move |_| {
+        if count.fetch_add(1, Ordering::Relaxed) == INTERIM_ANSWERS_MAX {
+            notified.notify_one();
+        }
+    });
+    too_many
 }
 
 /// Reads the body, whose end proves that the receiver was not cut off in its work. Of a body that is announced as long,
@@ -267,7 +313,7 @@ impl From<GuardError> for ConnectError {
     fn from(error: GuardError) -> Self {
         match error {
             GuardError::Forbidden(_) => Self::Refused(error),
-            GuardError::Unresolved(_) => Self::Unresolved(error),
+            GuardError::Unresolved(_) | GuardError::NoAddress => Self::Unresolved(error),
         }
     }
 }
@@ -299,7 +345,10 @@ impl Service<Uri> for Connector {
 
 /// TCP connections to the addresses that the guard has checked, and to no others.
 #[derive(Debug, Clone)]
-struct CheckedTcp(AddressGuard);
+struct CheckedTcp {
+    guard: AddressGuard,
+    owner: Arc<str>,
+}
 
 impl Service<Uri> for CheckedTcp {
     type Response = TokioIo<TcpStream>;
@@ -311,11 +360,11 @@ impl Service<Uri> for CheckedTcp {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let (guard, deadline) = (self.0.clone(), Instant::now() + CONNECT_TIMEOUT);
+        let (CheckedTcp { guard, owner }, deadline) = (self.clone(), Instant::now() + CONNECT_TIMEOUT);
         Box::pin(async move {
             let default_port = if uri.scheme() == Some(&Scheme::HTTP) { 80 } else { 443 };
             let port = uri.port_u16().unwrap_or(default_port);
-            let addresses = guard.resolve(uri.host().unwrap_or_default(), port).await?;
+            let addresses = guard.resolve(&owner, uri.host().unwrap_or_default(), port).await?;
             let stream = connect_to_one(&addresses, deadline).await?;
             stream.set_nodelay(true).map_err(ConnectError::Tcp)?;
             Ok(TokioIo::new(stream))

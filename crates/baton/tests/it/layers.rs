@@ -25,6 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["relay/engine", "relay/health"],
     &["relay/lane", "relay"],
     // Client notifications, of the relay lane's events.
+    &["notify/lookups"],
     &["notify/signature", "notify/address_guard", "notify/schedule"],
     &["notify/endpoint_request", "notify/endpoint_change", "notify/endpoint_view"],
     &["notify/sender"],

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton::notify::address_guard::{AddressGuard, AddressPolicy, Resolver};
+use baton::notify::address_guard::{AddressGuard, AddressPolicy};
+use baton::notify::lookups::Resolver;
 use baton::notify::sender::{Sender, Sent};
 use bytes::Bytes;
 use rustls::pki_types::pem::PemObject;
@@ -53,7 +54,7 @@ async fn send(authority: &OwnAuthority, name: &str, port: u16) -> Sent {
     let mut trusted = RootCertStore::empty();
     trusted.add(CertificateDer::from_pem_file(authority.certificate()).unwrap()).unwrap();
     let sender = Sender::trusting(trusted, AddressGuard::with_resolver(policy, resolver), SOON).unwrap();
-    sender.send(&format!("https://{name}:{port}/hook"), Vec::new(), Bytes::from_static(BODY.as_bytes())).await
+    sender.send("shop", &format!("https://{name}:{port}/hook"), Vec::new(), Bytes::from_static(BODY.as_bytes())).await
 }
 
 /// Answers one request and returns it; empty if the sender has ended the handshake.

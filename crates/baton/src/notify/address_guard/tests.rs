@@ -1,6 +1,14 @@
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
 
 use super::*;
+use crate::notify::lookups::LOOKUPS_PER_OWNER_MAX;
+
+/// The API key of most tests.
+const OWNER: &str = "shop";
 
 /// Nothing is allowed but https to public addresses.
 const STRICT: AddressPolicy = AddressPolicy { allow_http: false, allow_private: false, ports: Vec::new() };
@@ -241,19 +249,19 @@ fn private_addresses_can_be_allowed_but_not_those_of_no_host() {
 #[tokio::test]
 async fn one_forbidden_address_among_several_refuses_the_host() {
     let guard = guard_with_answers(STRICT, &[&["8.8.8.8", "2606:4700:4700::1111", "10.0.0.7"]]);
-    let refused = guard.resolve("example.com", 443).await.unwrap_err();
+    let refused = guard.resolve(OWNER, "example.com", 443).await.unwrap_err();
     assert_eq!(refused.to_string(), "the address is private");
     let guard = guard_with_answers(STRICT, &[&["8.8.8.8", "2606:4700:4700::1111"]]);
-    assert_eq!(guard.resolve("example.com", 443).await.unwrap().len(), 2);
+    assert_eq!(guard.resolve(OWNER, "example.com", 443).await.unwrap().len(), 2);
 }
 
 #[tokio::test]
 async fn a_literal_address_is_checked_without_dns() {
     let guard = guard_with_answers(STRICT, &[&["8.8.8.8"]]);
     for host in ["127.0.0.1", "[::1]", "::1"] {
-        assert!(matches!(guard.resolve(host, 443).await, Err(GuardError::Forbidden(LOOPBACK))), "{host}");
+        assert!(matches!(guard.resolve(OWNER, host, 443).await, Err(GuardError::Forbidden(LOOPBACK))), "{host}");
     }
-    assert_eq!(guard.resolve("1.1.1.1", 443).await.unwrap(), ["1.1.1.1:443".parse().unwrap()]);
+    assert_eq!(guard.resolve(OWNER, "1.1.1.1", 443).await.unwrap(), ["1.1.1.1:443".parse().unwrap()]);
 }
 
 #[tokio::test]
@@ -261,7 +269,7 @@ async fn a_registration_says_whether_the_host_is_unknown_or_forbidden() {
     let url = Url::parse("https://example.com/").unwrap();
     let check = |answers| {
         let (guard, url) = (guard_with_answers(STRICT, answers), url.clone());
-        async move { guard.check_resolves(&url).await }
+        async move { guard.check_resolves(OWNER, &url).await }
     };
     assert_eq!(check(&[&["8.8.8.8"]]).await, Ok(()));
     let unknown = "does not resolve: its host has no address".to_owned();
@@ -274,14 +282,29 @@ async fn a_registration_says_whether_the_host_is_unknown_or_forbidden() {
 async fn a_name_that_points_elsewhere_afterwards_is_refused() {
     let guard = guard_with_answers(STRICT, &[&["8.8.8.8"], &["127.0.0.1"]]);
     let url = guard.check_url("https://example.com/").unwrap();
-    assert_eq!(guard.check_resolves(&url).await, Ok(()));
-    assert!(matches!(guard.resolve("example.com", 443).await, Err(GuardError::Forbidden(LOOPBACK))));
+    assert_eq!(guard.check_resolves(OWNER, &url).await, Ok(()));
+    assert!(matches!(guard.resolve(OWNER, "example.com", 443).await, Err(GuardError::Forbidden(LOOPBACK))));
 }
 
 #[tokio::test]
 async fn the_system_resolves_localhost() {
-    let found = AddressGuard::new(WITH_PRIVATE).resolve("localhost", 8080).await.unwrap();
+    let found = AddressGuard::new(WITH_PRIVATE).resolve(OWNER, "localhost", 8080).await.unwrap();
     assert!(found.iter().all(|address| address.ip().is_loopback() && address.port() == 8080), "{found:?}");
-    let refused = AddressGuard::new(STRICT).resolve("localhost", 8080).await;
+    let refused = AddressGuard::new(STRICT).resolve(OWNER, "localhost", 8080).await;
     assert!(matches!(refused, Err(GuardError::Forbidden(LOOPBACK))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_registration_that_is_not_looked_up_does_not_blame_the_url() {
+    let silent = Lookups::with_timeout(Arc::new(|_, _| Box::pin(std::future::pending())), Duration::from_millis(500));
+    let guard = AddressGuard::with_lookups(STRICT, silent);
+    let check = async |number: usize| {
+        let url = Url::parse(&format!("https://{number}.example.com/")).unwrap();
+        guard.check_resolves(OWNER, &url).await
+    };
+    let late = UrlRefused::Malformed("did not resolve within 5 s; try again".to_owned());
+    let checked = futures::future::join_all((0..LOOKUPS_PER_OWNER_MAX).map(check)).await;
+    assert!(checked.iter().all(|refused| *refused == Err(late.clone())), "{checked:?}");
+    let busy = "too many lookups of this API key's host names are in progress".to_owned();
+    assert_eq!(check(LOOKUPS_PER_OWNER_MAX).await, Err(UrlRefused::Unchecked(busy)));
 }

@@ -1,12 +1,11 @@
 use std::net::Ipv4Addr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::notify::address_guard::{AddressPolicy, Resolver, UrlRefused};
+use crate::notify::address_guard::{AddressPolicy, UrlRefused};
+use crate::notify::lookups::{LOOKUPS_PER_OWNER_MAX, Lookups, Resolver};
 
 const BODY: &str = r#"{"type":"transaction.confirmed"}"#;
 /// No error may contain it.
@@ -15,6 +14,8 @@ const TOKEN: &str = "s3cret";
 const AMPLE: Duration = Duration::from_secs(60);
 /// For receivers that never come to an end.
 const SHORT: Duration = Duration::from_millis(300);
+/// The API key of most tests.
+const OWNER: &str = "shop";
 /// A name that only [`resolver`] knows.
 const NAME: &str = "receiver.test";
 
@@ -68,7 +69,7 @@ fn resolver(answers: &'static [&'static [&'static str]]) -> (Resolver, Arc<Atomi
 
 async fn send(sender: &Sender, url: &str) -> Sent {
     let headers = vec![("webhook-id", "evt_1".to_owned()), ("webhook-timestamp", "1614265330".to_owned())];
-    let sent = sender.send(url, headers, Bytes::from_static(BODY.as_bytes())).await;
+    let sent = sender.send(OWNER, url, headers, Bytes::from_static(BODY.as_bytes())).await;
     assert!(!format!("{sent:?}").contains(TOKEN), "{sent:?}");
     sent
 }
@@ -223,13 +224,29 @@ async fn a_slow_head_does_not_extend_the_time() {
 
 /// Hyper skips interim answers without a limit of their number.
 #[tokio::test]
-async fn endless_interim_answers_do_not_extend_the_time() {
+async fn endless_interim_answers_end_the_attempt() {
     let interim = async |mut stream: TcpStream| {
-        let many = b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(100);
-        while stream.write_all(&many).await.is_ok() {}
+        let (many, mut written) = (b"HTTP/1.1 100 Continue\r\n\r\n".repeat(100), 0);
+        while stream.write_all(&many).await.is_ok() {
+            written += many.len();
+        }
+        written
     };
-    let (sent, ()) = send_to(SHORT, interim).await;
-    assert_eq!((sent.status, sent.error.as_deref()), (None, Some("no answer within 300 ms")));
+    let (sent, written) = send_to(Duration::from_secs(5), interim).await;
+    assert_eq!((sent.status, sent.error.as_deref()), (None, Some("more than 10 interim answers (1xx)")));
+    assert!(written < 32 << 20, "{written} bytes were taken before the connection was closed");
+}
+
+#[tokio::test]
+async fn a_few_interim_answers_may_precede_the_answer() {
+    for (number, error) in
+        [(INTERIM_ANSWERS_MAX, None), (INTERIM_ANSWERS_MAX + 1, Some("more than 10 interim answers (1xx)"))]
+    {
+        let interim = "HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n".repeat(number);
+        let sent = send_and_get(&format!("{interim}HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")).await;
+        assert_eq!(sent.error.as_deref(), error);
+        assert_eq!(sent.status, error.is_none().then_some(200));
+    }
 }
 
 #[tokio::test]
@@ -364,6 +381,64 @@ async fn dns_that_does_not_answer_is_given_up() {
     assert_eq!(send(&sender, &path(NAME, 80)).await.error.as_deref(), Some("no answer within 300 ms"));
 }
 
+/// The places of a key are in use until its lookups end, also when no attempt waits for them any more.
+#[tokio::test]
+async fn slow_names_of_one_key_do_not_hold_up_the_deliveries_of_another() {
+    let (listener, url) = listen().await;
+    let resolver: Resolver = Arc::new(|host, port| {
+        if host != NAME {
+            return Box::pin(std::future::pending());
+        }
+        Box::pin(async move { Ok(vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))]) })
+    });
+    let guard = AddressGuard::with_lookups(local(), Lookups::with_timeout(resolver, SHORT));
+    let sender = Sender::new(guard.clone(), AMPLE).unwrap();
+    let slow = async |number: usize| {
+        let url = path(&format!("{number}.slow.test"), 80);
+        sender.send("slow", &url, Vec::new(), Bytes::new()).await.error.unwrap()
+    };
+    let errors = futures::future::join_all((0..200).map(slow)).await;
+    let busy = "no connection: too many lookups of this API key's host names are in progress";
+    assert_eq!(errors.iter().filter(|error| *error == busy).count(), 200 - LOOKUPS_PER_OWNER_MAX, "{errors:?}");
+    let url = url.replace("127.0.0.1", NAME);
+    let checked = guard.check_url(&url).unwrap();
+    assert_eq!(guard.check_resolves(OWNER, &checked).await, Ok(()));
+    let received = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_request(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    };
+    // An attempt that fails before it connects leaves the receiver waiting.
+    let sent = tokio::select! {
+        biased;
+        (sent, ()) = async { tokio::join!(send(&sender, &url), received) } => sent,
+        () = tokio::time::sleep(CONNECT_TIMEOUT * 2) => panic!("the other key's event is not delivered"),
+    };
+    assert_eq!((sent.status, sent.error), (Some(200), None));
+}
+
+#[tokio::test]
+async fn keys_share_no_connection() {
+    let (listener, url) = listen().await;
+    let sender = sender(AMPLE);
+    let mut open = Vec::new();
+    for owner in ["a", "b"] {
+        let received = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            read_request(&mut stream).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            stream
+        };
+        let sending = sender.send(owner, &url, Vec::new(), Bytes::from_static(BODY.as_bytes()));
+        let both = tokio::time::timeout(CONNECT_TIMEOUT, async { tokio::join!(sending, received) });
+        let (sent, stream) = both.await.expect("each key opens a connection");
+        assert_eq!(sent.error, None);
+        open.push(stream);
+        // The answered connection returns to the pool in the background.
+        tokio::time::sleep(SHORT).await;
+    }
+}
+
 #[tokio::test]
 async fn a_forbidden_address_is_never_connected_to() {
     let (trap, port) = trap();
@@ -397,7 +472,7 @@ async fn a_name_that_is_rebound_to_an_internal_address_is_refused() {
     let (resolver, _) = resolver(&[&["8.8.8.8"], &["127.0.0.1"]]);
     let guard = AddressGuard::with_resolver(public_only(), resolver);
     let url = guard.check_url(&path(NAME, port)).unwrap();
-    assert_eq!(guard.check_resolves(&url).await, Ok::<(), UrlRefused>(()));
+    assert_eq!(guard.check_resolves(OWNER, &url).await, Ok::<(), UrlRefused>(()));
     let sender = Sender::new(guard, AMPLE).unwrap();
     let sent = send(&sender, url.as_str()).await;
     assert_eq!(sent.error.as_deref(), Some("refused: the address is loopback"));
@@ -481,7 +556,7 @@ async fn a_connection_is_used_again() {
 #[tokio::test]
 async fn a_header_that_cannot_be_sent_is_a_failure() {
     let headers = vec![("webhook-id", "two\r\nlines".to_owned())];
-    let sent = sender(AMPLE).send("http://127.0.0.1:9/", headers, Bytes::new()).await;
+    let sent = sender(AMPLE).send(OWNER, "http://127.0.0.1:9/", headers, Bytes::new()).await;
     assert_eq!(sent.error.as_deref(), Some("the request cannot be made: webhook-id is invalid"));
 }
 
