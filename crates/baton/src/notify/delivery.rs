@@ -63,7 +63,7 @@ impl Handler for Deliverer {
             // The answer is about another URL, or its owner has just looked after it.
             (record.then, record.endpoint) = (DeliveryThen::RetryAt(record.now), EndpointThen::Unchanged);
         }
-        self.report(&record);
+        self.report(&endpoint, &record);
         self.store_record(&record).await;
         Outcome::Done
     }
@@ -125,7 +125,7 @@ impl Deliverer {
         AttemptRecord { delivery, attempt, then, endpoint, endpoint_version, now }
     }
 
-    fn report(&self, record: &AttemptRecord) {
+    fn report(&self, known: &Endpoint, record: &AttemptRecord) {
         let AttemptRecord { delivery, attempt, then, endpoint, .. } = record;
         let result = match then {
             DeliveryThen::Delivered => "delivered",
@@ -140,6 +140,17 @@ impl Deliverer {
             action = "webhook_attempt", result, attempt = attempt.number, status = attempt.status,
             duration_ms = attempt.duration.as_millis() as u64, "{why}"
         );
+        match endpoint {
+            EndpointThen::Fails { .. } if known.failures == 0 => warn!(
+                endpointId = %delivery.endpoint, key = known.owner, action = "webhook_failing",
+                "deliveries to the endpoint fail and are repeated: {why}"
+            ),
+            EndpointThen::Works if known.failures > 0 => info!(
+                endpointId = %delivery.endpoint, key = known.owner, action = "webhook_works_again",
+                "deliveries to the endpoint succeed again"
+            ),
+            _ => {}
+        }
         if *then == DeliveryThen::GivenUp {
             warn!(
                 endpointId = %delivery.endpoint, eventId = %delivery.event, transactionId = %delivery.transaction,

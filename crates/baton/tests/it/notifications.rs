@@ -121,6 +121,9 @@ async fn a_failed_attempt_is_repeated_with_its_id_and_holds_up_later_events_of_t
     assert!(errors[0].is_none() && errors[1].is_none(), "{errors:?}");
     assert_eq!(errors[3], Some("answered 500"));
     assert!(errors[2].is_some());
+    for (action, times) in [("webhook_failing", 1), ("webhook_works_again", 1)] {
+        assert_eq!(relay.api.output().matches(action).count(), times, "{action}: {}", relay.api.log_excerpt());
+    }
 }
 
 #[tokio::test]
