@@ -109,6 +109,8 @@ pub enum Readers {
     Consumers,
     /// `serve`, `relay-api`, `queue-consumer` and `notifier`.
     Relay,
+    /// `serve`, `relay-api` and `queue-consumer`: those that call relayers.
+    RelayerCallers,
     /// `serve` and `relay-api`.
     RelayApi,
     /// `serve` and `queue-consumer`.
@@ -129,6 +131,7 @@ impl Readers {
             Self::Apis => service.has_api(),
             Self::Consumers => service.consumes(),
             Self::Relay => service.has_relay(),
+            Self::RelayerCallers => service.needs_relayers(),
             Self::RelayApi => service.has_relay() && service.has_api(),
             Self::RelayConsumer => service.has_relay() && service.consumes(),
             Self::Notifiers => service.notifies(),
@@ -144,6 +147,7 @@ impl Readers {
             Self::Apis => "APIs",
             Self::Consumers => "consumers",
             Self::Relay => "relay",
+            Self::RelayerCallers => "relay API, relay consumer",
             Self::RelayApi => "relay API",
             Self::RelayConsumer => "relay consumer",
             Self::Notifiers => "notifiers",

@@ -11,7 +11,7 @@ use crate::evm::parse_amount;
 /// The relay lane.
 #[derive(Debug, Clone)]
 pub struct RelayConfig {
-    /// `OZ_RELAYER_URLS`, each with its key from `OZ_RELAYER_API_KEY`.
+    /// `OZ_RELAYER_URLS`, each with its key from `OZ_RELAYER_API_KEY`; empty for a service that needs no relayers.
     pub relayers: Vec<(Url, Secret)>,
     /// `WEBHOOK_SIGNING_KEY`: each verifies relayers' webhooks; none: there is no webhook endpoint.
     pub webhook_keys: Vec<WebhookKey>,
@@ -123,8 +123,15 @@ impl Vars<'_> {
             QueueEngine::Embedded => None,
             QueueEngine::Sqs(_) | QueueEngine::RabbitMq { .. } => Some(DEAD_LETTERS_REREAD_AFTER),
         };
-        let relayers = self.relayers(service.needs_relayers());
-        let webhook_keys = self.webhook_keys(&relayers, service.has_api() && service.has_relay());
+        // The others do not read these variables: an environment without the keys must not keep them from starting.
+        let (relayers, webhook_keys) = match service.needs_relayers() {
+            true => {
+                let relayers = self.relayers();
+                let webhook_keys = self.webhook_keys(&relayers, service.has_api());
+                (relayers, webhook_keys)
+            }
+            false => (Vec::new(), Vec::new()),
+        };
         RelayConfig {
             relayers,
             webhook_keys,
@@ -187,13 +194,13 @@ impl Vars<'_> {
         }
     }
 
-    fn relayers(&mut self, required: bool) -> Vec<(Url, Secret)> {
+    fn relayers(&mut self) -> Vec<(Url, Secret)> {
         let urls = self.list("OZ_RELAYER_URLS");
         let keys = self.list("OZ_RELAYER_API_KEY");
-        if urls.is_empty() && required {
+        if urls.is_empty() {
             self.problem("OZ_RELAYER_URLS", "is not set: give at least one relayer (`baton dev` starts its own)");
         }
-        if keys.is_empty() && (required || !urls.is_empty()) {
+        if keys.is_empty() {
             self.problem("OZ_RELAYER_API_KEY", "is not set: relayers require a key");
         } else if keys.len() > 1 && keys.len() != urls.len() {
             let counts = format!("has {} keys for {} URLs; give one for all or one per URL", keys.len(), urls.len());

@@ -39,6 +39,17 @@ fn every_missing_variable_is_named() {
     assert_eq!(read(Service::QueueConsumer, &GOOD[1..3]).unwrap().http.listen.port(), 3001);
 }
 
+/// A notifier or a command beside an API has its environment, but perhaps not its keys.
+#[test]
+fn a_process_that_needs_no_relayers_does_not_check_their_keys() {
+    let vars = [("OZ_RELAYER_URLS", "http://a:1,http://b:2"), ("WEBHOOK_SIGNING_KEY", "short")];
+    for service in [Service::Notifier, Service::Command, Service::UsersConsumer] {
+        let config = read(service, &vars).unwrap_or_else(|problems| panic!("{}: {problems}", service.name()));
+        assert!(config.relay.relayers.is_empty() && config.relay.webhook_keys.is_empty(), "{}", service.name());
+    }
+    assert!(read(Service::QueueConsumer, &vars[..1]).is_err());
+}
+
 #[test]
 fn every_bad_variable_is_named_at_once() {
     let mut vars = GOOD.to_vec();

@@ -8,7 +8,7 @@ use super::definition::Kind::{
     Address, Choice, Count, Flag, IpAddress, List, Millis, Number, Path, Port, Text, Url, Wei,
 };
 use super::definition::Readers::{
-    All, Apis, Consumers, Notifiers, Relay, RelayApi, RelayConsumer, Users, UsersConsumer,
+    All, Apis, Consumers, Notifiers, Relay, RelayApi, RelayConsumer, RelayerCallers, Users, UsersConsumer,
 };
 use super::definition::{Kind, Variable, var};
 
@@ -177,7 +177,7 @@ pub const SECTIONS: &[Section] = &[
                 "OZ_RELAYER_URLS",
                 List,
                 "",
-                Relay,
+                RelayerCallers,
                 "Relayers, separated by commas: base URLs, or …/api/v1/relayers/{id}",
             )
             .required(),
@@ -185,7 +185,7 @@ pub const SECTIONS: &[Section] = &[
                 "OZ_RELAYER_API_KEY",
                 List,
                 "",
-                Relay,
+                RelayerCallers,
                 "API key of the relayers: one for all, or one per URL, separated by commas",
             )
             .required()
