@@ -72,9 +72,31 @@ impl Notifier {
             pipeline.run(Arc::new(deliverer), shutdown.clone()).await;
             drained.cancel();
         };
-        tokio::join!(delivering, self.keep_environment_endpoint(&shutdown), self.keep_up(&drained));
+        tokio::join!(
+            delivering,
+            self.keep_environment_endpoint(&shutdown),
+            self.check_environment_endpoint(&shutdown),
+            self.keep_up(&drained)
+        );
         info!(action = "notifier_stopped", "the notifier has stopped");
         Ok(())
+    }
+
+    /// Logs why the environment's endpoint would get nothing, if this process does not call its address. Only a warning:
+    /// its host may get another address.
+    async fn check_environment_endpoint(&self, shutdown: &CancellationToken) {
+        let Some((url, _)) = &self.config.environment_endpoint else { return };
+        let guard = AddressGuard::new((&self.config).into());
+        let checked = async {
+            let url = guard.check_url(url.expose())?;
+            guard.check_resolves(EVERY_KEY, &url).await
+        };
+        if let Some(Err(refused)) = shutdown.run_until_cancelled(checked).await {
+            warn!(
+                action = "environment_endpoint",
+                "CLIENT_WEBHOOK_URL {refused}: every attempt to deliver to it fails"
+            );
+        }
     }
 
     /// Stores the environment's endpoint, or disables the one of an earlier start; tried until the store answers.

@@ -270,7 +270,10 @@ async fn the_environments_endpoint_gets_every_event_and_a_notifier_delivers_alon
         .start()
         .await;
     let port = free_port();
-    let mut notifier = baton(["notifier"], &relay.env).env("PORT", port.to_string()).start().unwrap();
+    // It needs no relayers, and so neither their key.
+    let mut env = relay.env.clone();
+    env.remove("OZ_RELAYER_API_KEY");
+    let mut notifier = baton(["notifier"], &env).env("PORT", port.to_string()).start().unwrap();
     notifier.wait_ready(&format!("http://127.0.0.1:{port}/ready"), SOON).await.unwrap();
     // Events are written once the notifier has stored its endpoint.
     eventually(SOON, "the endpoint to be stored", || async {
@@ -291,6 +294,28 @@ async fn the_environments_endpoint_gets_every_event_and_a_notifier_delivers_alon
     relay.send(&serial_body(2)).await;
     relay.until_all_final(LATER).await;
     assert_eq!(sink.count(), 3, "only a notifier delivers");
+}
+
+#[tokio::test]
+async fn an_environments_endpoint_at_a_refused_address_is_warned_about_at_the_start() {
+    let secret = signature::generate_secret();
+    for (allow_http, wanted) in [
+        ("false", "must use https (WEBHOOK_ALLOW_HTTP allows http)"),
+        ("true", "points to an address that is loopback (WEBHOOK_ALLOW_PRIVATE allows it)"),
+    ] {
+        let relay = RelaySetup::relayers(1)
+            .env("CLIENT_WEBHOOK_URL", "http://127.0.0.1:9/s3cret")
+            .env("CLIENT_WEBHOOK_SECRET", secret.expose())
+            .env("WEBHOOK_ALLOW_HTTP", allow_http)
+            .start()
+            .await;
+        let output = eventually_ok(SOON, "the warning", || async {
+            let output = relay.api.output();
+            if output.contains("every attempt to deliver to it fails") { Ok(output) } else { Err(output) }
+        })
+        .await;
+        assert!(output.contains(wanted) && !output.contains("s3cret"), "{output}");
+    }
 }
 
 #[tokio::test]
