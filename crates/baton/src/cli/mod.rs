@@ -64,7 +64,7 @@ enum Command {
     /// Run the simulated relayers only, for tests that restart them
     #[command(hide = true)]
     DevRelayers(dev::RelayerArgs),
-    /// Show, watch and list transactions, and resolve unknown outcomes
+    /// Show and watch transactions, and list and resolve unknown outcomes
     #[command(subcommand)]
     Tx(tx::TxCommand),
     /// List, repair and disable clients' webhook endpoints, or receive webhooks on this machine

@@ -38,11 +38,13 @@ pub enum EndpointsCommand {
     /// Show an endpoint: its state, and how many events wait for it or were given up
     Show {
         /// Id of the endpoint
+        #[arg(value_parser = parse_id)]
         id: Uuid,
     },
     /// List the attempts to deliver to an endpoint, newest first
     Attempts {
         /// Id of the endpoint
+        #[arg(value_parser = parse_id)]
         id: Uuid,
         /// Maximum number of attempts
         #[arg(long, value_name = "N", default_value_t = 20)]
@@ -51,13 +53,15 @@ pub enum EndpointsCommand {
     /// Deliver one event again, whether it was delivered before or not
     Redeliver {
         /// Id of the endpoint
+        #[arg(value_parser = parse_id)]
         id: Uuid,
-        /// Id of the event (evt_ and 32 hex digits)
+        /// Id of the event, as `attempts` shows it (evt_…)
         event: String,
     },
-    /// Deliver every event again that was not delivered: given up, or written while the endpoint was disabled
+    /// Deliver every event that was not delivered: waiting, given up, or written while the endpoint was disabled
     Recover {
         /// Id of the endpoint
+        #[arg(value_parser = parse_id)]
         id: Uuid,
         /// Only events at or after this time (RFC 3339, such as 2026-11-15T22:00:00Z)
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -66,16 +70,22 @@ pub enum EndpointsCommand {
     /// Enable an endpoint that was disabled; events that it missed need `recover`
     Enable {
         /// Id of the endpoint
+        #[arg(value_parser = parse_id)]
         id: Uuid,
     },
     /// Disable an endpoint: it gets nothing until it is enabled again
     Disable {
         /// Id of the endpoint
+        #[arg(value_parser = parse_id)]
         id: Uuid,
         /// Why, for the endpoint's owner
         #[arg(long, value_name = "TEXT", default_value = "disabled by an operator")]
         reason: String,
     },
+}
+
+fn parse_id(text: &str) -> Result<Uuid, String> {
+    Uuid::parse_str(text).map_err(|_| "must be a UUID, as `baton webhooks list` shows it".to_owned())
 }
 
 fn parse_time(text: &str) -> Result<Timestamp, String> {
@@ -98,12 +108,12 @@ pub async fn run(command: WebhooksCommand) -> anyhow::Result<ExitCode> {
 async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: EndpointsCommand) -> anyhow::Result<()> {
     match command {
         EndpointsCommand::List => list(store).await,
-        EndpointsCommand::Show { id } => show(store, id).await,
+        EndpointsCommand::Show { id } => show(store, id, clock.now()).await,
         EndpointsCommand::Attempts { id, max } => attempts(store, id, max).await,
         EndpointsCommand::Redeliver { id, event } => {
-            let Endpoint { id, .. } = find(store, id).await?;
+            let endpoint = find(store, id).await?;
             let queued = match read_event_id(&event) {
-                Some(event) => store.requeue(id, &Requeue::Event(event), clock.now()).await?.queued,
+                Some(event) => store.requeue(endpoint.id, &Requeue::Event(event), clock.now()).await?.queued,
                 None => 0,
             };
             anyhow::ensure!(
@@ -111,6 +121,7 @@ async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: Endpoints
                 "endpoint {id} has no event {event}; `baton webhooks attempts {id}` shows some"
             );
             say!("{event} is due again");
+            say_if_disabled(&endpoint)?;
             Ok(())
         }
         EndpointsCommand::Recover { id, since } => {
@@ -125,8 +136,8 @@ async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: Endpoints
                 }
             }
             say!("{queued} due again");
-            if queued > 0 && endpoint.disabled.is_some() {
-                say!("the endpoint is disabled: `baton webhooks enable {id}` delivers them");
+            if queued > 0 {
+                say_if_disabled(&endpoint)?;
             }
             Ok(())
         }
@@ -144,6 +155,14 @@ async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: Endpoints
     }
 }
 
+/// Events that are due wait for a disabled endpoint.
+fn say_if_disabled(endpoint: &Endpoint) -> Result<(), OutputError> {
+    if endpoint.disabled.is_some() {
+        say!("the endpoint is disabled and gets nothing until it is enabled: `baton webhooks enable {}`", endpoint.id);
+    }
+    Ok(())
+}
+
 async fn list(store: &dyn NotificationStore) -> anyhow::Result<()> {
     let endpoints = store.endpoints(None).await?;
     for endpoint in &endpoints {
@@ -153,7 +172,7 @@ async fn list(store: &dyn NotificationStore) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn show(store: &dyn NotificationStore, id: Uuid) -> anyhow::Result<()> {
+async fn show(store: &dyn NotificationStore, id: Uuid, now: Timestamp) -> anyhow::Result<()> {
     let endpoint = find(store, id).await?;
     let counts = store.endpoint_counts(endpoint.id).await?;
     say!("endpoint     {}", endpoint.id);
@@ -163,24 +182,36 @@ async fn show(store: &dyn NotificationStore, id: Uuid) -> anyhow::Result<()> {
     if let Some(description) = &endpoint.description {
         say!("description  {}", printable(description));
     }
-    say!("status       {}", state(&endpoint));
-    if let Some(disabled) = &endpoint.disabled {
-        say!("since        {}", disabled.at);
-    }
-    if let Some(since) = endpoint.failing_since {
-        say!("failing      since {since}, {} failures", endpoint.failures);
-    }
-    if let Some(until) = endpoint.paused_until {
-        say!("paused       until {until}");
-    }
-    say!("registered   {}", endpoint.created_at);
-    say!("changed      {}", endpoint.updated_at);
-    if let Some((_, until)) = &endpoint.previous_secret {
-        say!("old secret   used until {until}");
+    for line in state_lines(&endpoint, now) {
+        say!("{line}");
     }
     say!("waiting      {}", counts.waiting);
     say!("given up     {}", counts.given_up);
     Ok(())
+}
+
+/// The state of an endpoint, as [`crate::notify::endpoint_view`] shows it to its owner: pauses and overlaps that are over
+/// are left out, and a disabled endpoint has no failures.
+fn state_lines(endpoint: &Endpoint, now: Timestamp) -> Vec<String> {
+    let mut lines = vec![format!("status       {}", state(endpoint))];
+    match &endpoint.disabled {
+        Some(disabled) => lines.push(format!("since        {}", disabled.at)),
+        None => {
+            if let Some(since) = endpoint.failing_since {
+                let noun = if endpoint.failures == 1 { "failure" } else { "failures" };
+                lines.push(format!("failing      since {since}, {} {noun}", endpoint.failures));
+            }
+            if let Some(until) = endpoint.paused_until.filter(|until| *until > now) {
+                lines.push(format!("paused       until {until}"));
+            }
+        }
+    }
+    lines.push(format!("registered   {}", endpoint.created_at));
+    lines.push(format!("changed      {}", endpoint.updated_at));
+    if let Some((_, until)) = endpoint.previous_secret.as_ref().filter(|(_, until)| *until > now) {
+        lines.push(format!("old secret   used until {until}"));
+    }
+    lines
 }
 
 async fn attempts(store: &dyn NotificationStore, id: Uuid, max: usize) -> anyhow::Result<()> {
@@ -248,5 +279,50 @@ fn url(endpoint: &Endpoint) -> String {
     match endpoint.id {
         EndpointId::ENVIRONMENT => format!("CLIENT_WEBHOOK_URL, {}", Secret::new(endpoint.url.as_str()).address()),
         _ => printable(&endpoint.url),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::state::event::EventType;
+    use crate::relay::store::notifications::Disabled;
+
+    /// The names of the lines that an endpoint with one failure shows at a time.
+    fn shown(disabled: Option<Disabled>, now: Timestamp) -> String {
+        let endpoint = Endpoint {
+            id: EndpointId(Uuid::from_u128(7)),
+            owner: "default".to_owned(),
+            url: "https://client.example/hooks".to_owned(),
+            events: vec![EventType::Completed],
+            description: None,
+            secret: Secret::new("whsec_new"),
+            previous_secret: Some((Secret::new("whsec_old"), Timestamp(2000))),
+            version: 1,
+            created_at: Timestamp(0),
+            updated_at: Timestamp(0),
+            disabled,
+            failing_since: Some(Timestamp(500)),
+            failures: 1,
+            paused_until: Some(Timestamp(900)),
+        };
+        state_lines(&endpoint, now).join("\n")
+    }
+
+    #[test]
+    fn a_pause_and_an_overlap_are_shown_until_they_are_over() {
+        let during = shown(None, Timestamp(800));
+        assert!(during.contains("1970-01-01T00:00:00.500Z, 1 failure\n"), "{during}");
+        assert!(during.contains("paused  ") && during.contains("old secret  "), "{during}");
+        let after = shown(None, Timestamp(2000));
+        assert!(!after.contains("paused  ") && !after.contains("old secret  "), "{after}");
+    }
+
+    #[test]
+    fn a_disabled_endpoint_has_neither_failures_nor_a_pause() {
+        let disabled = Disabled { at: Timestamp(600), reason: "it answered 410".to_owned() };
+        let lines = shown(Some(disabled), Timestamp(800));
+        assert!(lines.contains("disabled: it answered 410\nsince        1970-01-01T00:00:00.600Z"), "{lines}");
+        assert!(!lines.contains("failing  ") && !lines.contains("paused  "), "{lines}");
     }
 }

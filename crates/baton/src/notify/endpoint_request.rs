@@ -263,6 +263,9 @@ impl Problems {
 
     fn url(&mut self, value: &Value, guard: &AddressGuard) -> Option<EndpointUrl> {
         let Some(text) = value.as_str() else { return self.add("url", "must be text") };
+        if !text.contains("://") && Url::parse(text).is_err() {
+            return self.add("url", "must be a full URL, such as https://client.example/hooks");
+        }
         match guard.check_url(text) {
             Ok(parsed) => Some(EndpointUrl { text: text.to_owned(), parsed }),
             Err(UrlRefused::Malformed(rule) | UrlRefused::Unchecked(rule)) => self.add("url", rule),
@@ -286,6 +289,9 @@ impl Problems {
                     self.note("events", format!("names {} twice", event.name()));
                 }
                 (Some(event), _) => events.push(event),
+                (None, Value::String(name)) if name == EventType::Test.name() => {
+                    self.note("events", format!("{name:?} cannot be subscribed to; `POST …/test` sends it"));
+                }
                 (None, Value::String(name)) => {
                     self.note("events", format!("{:?} is no event; known are {}", quoted(name), known()));
                 }
@@ -400,6 +406,12 @@ mod tests {
         }
         let message = messages(register(json!({ "url": URL, "events": ["transaction.done"] })));
         assert!(message.starts_with("events: \"transaction.done\" is no event; known are transaction.submitted, "));
+        let message = messages(register(json!({ "url": URL, "events": ["webhook.test"] })));
+        assert_eq!(message, "events: \"webhook.test\" cannot be subscribed to; `POST …/test` sends it");
+        for relative in ["", "nowhere", "client.example/hooks", "/hooks"] {
+            let message = messages(register(json!({ "url": relative })));
+            assert_eq!(message, "url: must be a full URL, such as https://client.example/hooks", "{relative}");
+        }
         let long = messages(register(json!({ "url": URL, "events": vec!["x".repeat(10_000); 1] })));
         assert!(long.len() < 400, "{long}");
     }

@@ -402,6 +402,11 @@ async fn operators_list_disable_and_repair_endpoints() {
     }
     let (code, output) = relay.command(["webhooks", "redeliver", id, "evt_0"]).await;
     assert!(code == 1 && output.contains("no event evt_0"), "{output}");
+    relay.command(["webhooks", "disable", id]).await;
+    let (code, output) = relay.command(["webhooks", "redeliver", id, event]).await;
+    assert!(code == 0 && output.contains(&format!("baton webhooks enable {id}")), "{output}");
+    let (code, output) = relay.command(["webhooks", "show", "foo"]).await;
+    assert!(code == 2 && output.contains("must be a UUID, as `baton webhooks list` shows it"), "{output}");
     let (code, output) = relay.command(["webhooks", "recover", id, "--since", "yesterday"]).await;
     assert!(code == 2 && output.contains("RFC 3339"), "{output}");
 }
