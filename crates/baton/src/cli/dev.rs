@@ -300,6 +300,13 @@ async fn start_relayers(plan: RelayerPlan<'_>) -> anyhow::Result<Vec<DevRelayer>
     Ok(relayers)
 }
 
+/// This process's own program, as a shell takes it: after `cargo run`, `baton` is not on the PATH.
+fn this_program() -> String {
+    let path = std::env::current_exe().map_or("baton".to_owned(), |path| path.display().to_string());
+    let is_plain = path.chars().all(|char| char.is_alphanumeric() || "/._-".contains(char));
+    if is_plain { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
+}
+
 fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelayer]) -> Result<(), OutputError> {
     say!("Baton (development) listens on http://{api}; data in {}", args.data_dir.display());
     for (index, relayer) in relayers.iter().enumerate() {
@@ -336,7 +343,7 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     say!();
     say!("Get notified: listen in another terminal, register that address, and send a transaction:");
     say!();
-    say!("  baton webhooks listen");
+    say!("  {} webhooks listen", this_program());
     say!(
         "  curl -s http://{api}/api/v1/webhooks/register -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \
          -d '{{\"url\":\"http://127.0.0.1:8080\"}}'"

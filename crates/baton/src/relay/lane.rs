@@ -239,7 +239,7 @@ impl RelayLane {
             return warn!(
                 action = "no_chain",
                 "RPC_URL is not set, so relayers are believed: a transaction that a relayer signed and calls failed may \
-                 have been executed. Set RPC_URL, and the chain decides"
+                 have been executed. Set RPC_URL (`baton dev`: --rpc), and the chain decides"
             );
         };
         if !config.decides {

@@ -63,6 +63,8 @@ async fn help_and_migrate_work_without_any_setting() {
     assert!(code == 0 && output.contains("queue-consumer") && output.contains("dlq"), "{output}");
     let (code, output) = run(["relay-api", "--help"], &env).await;
     assert!(code == 0 && output.contains("WEBHOOK_SIGNING_KEY (required)") && !output.contains("USERS_"), "{output}");
+    let (code, output) = run(["notifier", "--help"], &env).await;
+    assert!(code == 0 && !output.contains("(required)") && !output.contains("OZ_RELAYER"), "{output}");
     for _ in 0..2 {
         let (code, output) = run(["migrate"], &env).await;
         assert!(code == 0 && output.contains("up to date"), "{output}");
@@ -85,6 +87,8 @@ async fn dev_prints_a_curl_that_works_and_stops_cleanly() {
     let command: String =
         printed.lines().skip_while(|line| !line.contains("curl -s")).take(3).collect::<Vec<_>>().join("\n");
     assert!(command.contains("/api/v1/relay/direct") && printed.contains("touches no chain"), "{printed}");
+    let listen = format!("  {} webhooks listen\n", env!("CARGO_BIN_EXE_baton"));
+    assert!(printed.contains(&listen), "{printed}");
     let out = std::process::Command::new("sh").arg("-c").arg(command).output().unwrap();
     let answer: Value = serde_json::from_slice(&out.stdout).unwrap();
     let id = answer["transactionId"].as_str().unwrap().to_owned();
@@ -111,7 +115,7 @@ async fn dev_prints_a_curl_that_works_and_stops_cleanly() {
 async fn a_consumer_without_a_chain_recommends_one() {
     let relay = RelaySetup::relayers(1).start().await;
     eventually(SOON, "the log to name the variable", || async {
-        relay.api.output().contains("Set RPC_URL").then_some(())
+        relay.api.output().contains("Set RPC_URL (`baton dev`: --rpc)").then_some(())
     })
     .await;
 }

@@ -99,7 +99,7 @@ impl Pool {
                 self.count_failure(index);
                 self.router().not_listed_because(index, public_reason(&error));
                 if self.router().not_listed(index, error.is_only_slow()) {
-                    warn!(action = "relayer_unwell", relayer = %client.url(), "its health check fails: {}", describe(&error));
+                    warn!(action = "relayer_unwell", relayer = %client.url(), "the relayer's health check failed: {}", describe(&error));
                 }
             }
         }
@@ -132,7 +132,7 @@ impl Pool {
             Err(error) => {
                 self.count_failure(index);
                 if self.router().not_reported(index, error.is_only_slow()) {
-                    warn!(action = "relayer_unwell", relayer = %client.url(), "its status fails: {}", describe(&error));
+                    warn!(action = "relayer_unwell", relayer = %client.url(), "reading the relayer's status failed: {}", describe(&error));
                 }
             }
         }
