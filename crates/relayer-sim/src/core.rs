@@ -318,6 +318,12 @@ impl SimRelayer {
         self.last_confirmed_ms = None;
     }
 
+    /// Signs with the key of this account from now on, from nonce 0. Records keep the account that they were made with.
+    pub fn change_key(&mut self, address: &str) {
+        self.address = Arc::from(address);
+        self.next_nonce = 0;
+    }
+
     fn forget_since(&mut self, since_ms: i64) {
         while self.entries.back().is_some_and(|entry| entry.stored_at_ms >= since_ms) {
             let Some(entry) = self.entries.pop_back() else { return };

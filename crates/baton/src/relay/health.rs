@@ -96,5 +96,8 @@ fn relayer_part(relayer: &RelayerView) -> Value {
         part["expectedNetwork"] = json!(wrong.expected_network);
         part["expectedChainId"] = json!(wrong.expected_chain_id);
     }
+    if let Some(other) = &relayer.shares_key_with {
+        part["reason"] = json!(format!("it signs with the same key as {other}; give each relayer a key of its own"));
+    }
     part
 }

@@ -287,25 +287,85 @@ async fn a_proven_absence_is_held_against_the_chain_before_a_resend() {
     assert_eq!((records(relayer), records(1 - relayer)), (1, 0), "not sent again");
 }
 
-/// A relayer that lost its last seconds after it had signed says that it never did.
+/// The account that made the call is not the one that the relayer lists now.
+#[tokio::test]
+async fn a_lost_submission_is_not_sent_again_after_its_relayer_has_changed_its_key() {
+    let misled = Misled::start(true).await;
+    let (relayer, other) = (&misled.relay.relayers[0], &misled.relay.relayers[1]);
+    other.change_faults(|faults| faults.paused = true);
+    misled.relay.until_relayer(1, "paused").await;
+    let before = misled.relay.send(&serial_body(31)).await;
+    misled.until_said(&before, "submitted").await;
+    relayer.set_post_rule(|_| Some(PostFault::ErrorAfterStoring));
+    let id = misled.relay.send(&serial_body(32)).await;
+    eventually(SOON, "the relayer to take it", || async { (relayer.accepted().len() == 2).then_some(()) }).await;
+    relayer.forget();
+    relayer.change_key(&misled.chain.funded_key().await.address().to_string());
+    other.change_faults(|faults| faults.paused = false);
+    eventually_ok(LATER, "the changed key to be named", || async {
+        let output = misled.relay.api.output();
+        let resent = relayer.accepted().len() + other.accepted().len() > 2;
+        if resent || output.contains("the relayer's key was changed") { Ok(()) } else { Err(output) }
+    })
+    .await;
+    // Beyond the time after which an unproven absence counts.
+    let looks = || misled.relay.api.output().matches("the relayer's key was changed").count();
+    eventually(LATER, "more looks", || async { (looks() >= 5 || other.accepted().len() > 0).then_some(()) }).await;
+    assert_eq!((relayer.accepted().len(), other.accepted().len()), (2, 0), "not sent again");
+    assert_eq!(misled.relay.status(&id).await["outcomeUnknown"], json!(true));
+}
+
+/// Each nonce of a key can be used once, whichever relayer takes it.
+#[tokio::test]
+async fn the_second_relayer_with_the_key_of_another_gets_no_work() {
+    let misled = Misled::start(true).await;
+    let (relayer, other) = (&misled.relay.relayers[0], &misled.relay.relayers[1]);
+    other.change_key(relayer.address());
+    misled.relay.until_relayer(1, "shared key").await;
+    for serial in 33..36 {
+        misled.send(serial).await;
+    }
+    assert_eq!((relayer.accepted().len(), other.accepted().len()), (3, 0));
+    assert!(misled.relay.api.output().contains("relayer_shared_key"), "the log says it");
+}
+
+/// A relayer that lost its last seconds after it had signed says that it never did, and why it failed: for a reason of its
+/// own, or because the call, which is done, can no longer succeed.
 #[tokio::test]
 async fn a_call_that_the_relayer_failed_unsigned_is_confirmed_if_the_chain_has_it() {
+    for (reason, serial) in
+        [("Transaction in Pending state for over 2 minutes", 18), ("execution reverted: already paid", 28)]
+    {
+        let misled = Misled::start(true).await;
+        misled.all_end(Outcome::NeverSigned(reason.to_owned()));
+        for relayer in &misled.relay.relayers {
+            relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+        }
+        let id = misled.relay.send(&serial_body(serial)).await;
+        misled.until_said(&id, "failed").await;
+        let relayer = misled.relay.relayers.iter().position(|relayer| !relayer.records().is_empty()).unwrap();
+        let receipt = misled.execute(relayer, serial).await;
+        misled.finalise().await;
+        for relayer in &misled.relay.relayers {
+            relayer.change_faults(|faults| faults.transaction_reads.status = None);
+        }
+        let end = misled.relay.until_status(&id, "confirmed").await;
+        assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()), "{end}");
+        assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
+    }
+}
+
+/// The chain does not have it, and nothing of the relayer waits to be mined: its word counts.
+#[tokio::test]
+async fn a_call_that_the_relayer_failed_unsigned_for_the_calls_own_reason_fails() {
     let misled = Misled::start(true).await;
-    misled.all_end(Outcome::NeverSigned("Transaction in Pending state for over 2 minutes".to_owned()));
-    for relayer in &misled.relay.relayers {
-        relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
-    }
-    let id = misled.relay.send(&serial_body(18)).await;
-    misled.until_said(&id, "failed").await;
-    let relayer = misled.relay.relayers.iter().position(|relayer| !relayer.records().is_empty()).unwrap();
-    let receipt = misled.execute(relayer, 18).await;
-    misled.finalise().await;
-    for relayer in &misled.relay.relayers {
-        relayer.change_faults(|faults| faults.transaction_reads.status = None);
-    }
-    let end = misled.relay.until_status(&id, "confirmed").await;
-    assert_eq!(end["hash"], json!(receipt.transaction_hash.to_string()), "{end}");
-    assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
+    misled.all_end(Outcome::NeverSigned("execution reverted: not allowed".to_owned()));
+    let id = misled.relay.send(&serial_body(29)).await;
+    let end = misled.relay.until_status(&id, "failed").await;
+    assert_eq!(end["error_message"], "execution reverted: not allowed", "{end}");
+    assert_eq!(end["unverified"], json!(false), "{end}");
+    let accepted: usize = misled.relay.relayers.iter().map(|relayer| relayer.accepted().len()).sum();
+    assert_eq!(accepted, 1, "it is not sent again");
 }
 
 /// As above, and the call is not mined yet when the relayer says that it never signed it.

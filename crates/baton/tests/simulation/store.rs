@@ -417,7 +417,7 @@ impl World {
         let bound = |row: &Transaction| {
             let binding = row.binding.as_ref()?;
             let counts = binding.relayer == *relayer && binding.at < before && !binding.tx_id.0.starts_with("chain:");
-            counts.then(|| BoundRecord { tx_id: binding.tx_id.clone(), at: binding.at })
+            counts.then(|| BoundRecord { tx_id: binding.tx_id.clone(), at: binding.at, account: row.from.clone() })
         };
         let mut bound: Vec<_> = self.rows.iter().filter(|row| !row.imported).filter_map(bound).collect();
         bound.sort_by_key(|record| std::cmp::Reverse(record.at));

@@ -246,6 +246,11 @@ impl Relayer {
         self.change(|core, _| core.forget());
     }
 
+    /// Signs with the key of this account from now on, from nonce 0.
+    pub fn change_key(&self, address: &str) {
+        self.change(|core, _| core.change_key(address));
+    }
+
     /// The process dies: connections are cut, nothing listens, records stand still, webhooks under way are lost.
     pub async fn stop(&self) {
         self.stop_listening().await;

@@ -217,9 +217,13 @@ impl ChainCheck {
                     }
                     // Its word is believed unless the chain has the call, or may have it in a pool. Rows behind a nonce gap
                     // must not wait for it.
-                    RelayerWord::Says(said) if row.failed_unsigned(said) => {
+                    RelayerWord::Says(said) if row.failed_unsigned(said) || row.ended_unsigned(said) => {
                         if let Err(open) = self.ownerless_in_pool(row, &binding.relayer, &history).await? {
                             return Ok(Looked::Open(open));
+                        }
+                        if row.ended_unsigned(said) {
+                            self.guarded.apply(row.id, said, Origin::Chain).await?;
+                            return Ok(Looked::Settled);
                         }
                         let reason = said.reason.as_deref().unwrap_or("no reason given");
                         let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");

@@ -11,7 +11,7 @@ use super::relayer_list::RelayerListing;
 use crate::mutations::Mutation;
 use crate::relay::chain::account::{AccountHistory, AccountTransaction};
 use crate::relay::state::transaction::{Claim, RelayerTxId, RelayerUrl, Transaction};
-use crate::relay::store::StoreError;
+use crate::relay::store::{BoundRecord, StoreError};
 
 /// What the chain shows of a claim whose outcome is unknown.
 pub enum ClaimOnChain {
@@ -27,6 +27,8 @@ pub enum ClaimOnChain {
 
 /// Maximum number of open nonces whose owners are looked up.
 const OPEN_NONCES_MAX: u64 = 1_000;
+/// Maximum number of records, bound last at a relayer, whose accounts are compared with the one that it lists.
+const RECORDS_COMPARED: usize = 200;
 /// Maximum number of open rows of a relayer that are compared.
 const OPEN_ROWS_MAX: usize = 5_000;
 
@@ -57,6 +59,9 @@ impl ChainCheck {
         let Some(address) = self.address(row, &claim.relayer).await else {
             return Ok(ClaimOnChain::Undecided("the relayer's address is not known".to_owned()));
         };
+        if self.had_another_key(claim, address).await? {
+            return Ok(ClaimOnChain::Undecided("the relayer's key was changed, before the claim or since".to_owned()));
+        }
         let slip = self.guarded.clock.slip(claim.at);
         let history = self.reader.history(address, claim.at - CLOCK_MARGIN - slip).await?;
         let equal = self.equal_rows(row, &claim.relayer, &history).await?;
@@ -77,6 +82,17 @@ impl ChainCheck {
             Ok(()) => ClaimOnChain::Clear,
             Err(why) => ClaimOnChain::Open(why),
         })
+    }
+
+    /// Whether the relayer signed with another key shortly before the claim or since: what another account did is not in the
+    /// history of this one.
+    async fn had_another_key(&self, claim: &Claim, address: Address) -> Result<bool, StoreError> {
+        let last = self.guarded.store.last_bound(&claim.relayer, self.guarded.clock.now(), RECORDS_COMPARED).await?;
+        let since = last.iter().filter(|record| record.at >= claim.at);
+        let before = last.iter().find(|record| record.at < claim.at);
+        let account =
+            |record: &BoundRecord| record.account.as_deref().and_then(|account| account.parse::<Address>().ok());
+        Ok(since.chain(before).filter_map(account).any(|account| account != address))
     }
 
     /// Whether every nonce that the relayer has signed, or may have signed, and that is not mined, belongs to another row

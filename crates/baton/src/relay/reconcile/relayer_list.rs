@@ -319,7 +319,7 @@ mod tests {
     }
 
     fn witness(id: &str, second: i64) -> BoundRecord {
-        BoundRecord { tx_id: RelayerTxId(id.into()), at: at(second) }
+        BoundRecord { tx_id: RelayerTxId(id.into()), at: at(second), account: None }
     }
 
     /// Reads these pages to the end of the list.

@@ -51,6 +51,7 @@ pub struct PoolSettings {
 pub(super) struct Announced {
     pub(super) jammed: bool,
     pub(super) wrong_network: bool,
+    pub(super) shared_key: bool,
 }
 
 /// The relayer to use next. Report the result with [`Chosen::answered`]; dropped without that, the result counts as

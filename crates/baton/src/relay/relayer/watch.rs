@@ -87,7 +87,12 @@ impl Pool {
                 let now = self.clock.instant();
                 let Listed { id, address, .. } = &listed;
                 let identity = format!("{id} {}", address.map(|address| address.to_string()).unwrap_or_default());
-                let report = ListReport { state: listed.state, network: listed.network.clone(), identity };
+                let report = ListReport {
+                    state: listed.state,
+                    network: listed.network.clone(),
+                    identity,
+                    account: listed.address,
+                };
                 self.router().listed(index, &report, now);
                 if listed.dialect == Dialect::Flat {
                     let (state, pending) = (listed.state, listed.pending);
@@ -263,7 +268,7 @@ impl Pool {
         }
     }
 
-    /// Logs when a relayer becomes jammed, is no longer, or turns out to be on another network.
+    /// Logs when a relayer becomes jammed, is no longer, or turns out to be on another network or to share its key.
     fn announce(&self, index: usize, view: &RelayerView) {
         let relayer = &view.url;
         let mut announced = self.announced.lock().unwrap_or_else(PoisonError::into_inner);
@@ -291,5 +296,14 @@ impl Pool {
             error!(action = "relayer_wrong_network", relayer = %relayer, "it gets no work: {wrong}");
         }
         before.wrong_network = view.skipped == Some(Reason::WrongNetwork);
+        if let Some(other) = &view.shares_key_with
+            && !before.shared_key
+        {
+            error!(
+                action = "relayer_shared_key", relayer = %relayer,
+                "the relayer gets no work: it signs with the same key as {other}"
+            );
+        }
+        before.shared_key = view.shares_key_with.is_some();
     }
 }

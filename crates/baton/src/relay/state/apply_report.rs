@@ -200,14 +200,18 @@ impl Transaction {
     }
 
     /// Whether the chain must confirm this report before it counts. A relayer is wrong about signed transactions more
-    /// often than about anything else: it broadcasts, fails to store that, and later finds its nonce used.
+    /// often than about anything else: it broadcasts, fails to store that, and later finds its nonce used. One that has
+    /// lost its last seconds calls a transaction unsigned that it signed in them.
     pub fn needs_chain(&self, report: &Report, now: Timestamp, timings: &Timings) -> bool {
         let bound = self.binding.as_ref().is_some_and(|binding| binding.tx_id == report.tx_id);
         let ended = match report.status {
             ReportedStatus::Confirmed => true,
             ReportedStatus::Canceled if self.is_cancel_certain(report, now, timings) => true,
-            ReportedStatus::Failed if self.failed_unsigned(report) => !Mutation::BelievesUnsigned.is_on(),
-            ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => self.was_signed(report),
+            // It waits until the cancellation is certain.
+            ReportedStatus::Canceled if self.may_reroute(report) => false,
+            ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired => {
+                self.was_signed(report) || (report.never_signed() && !Mutation::BelievesUnsigned.is_on())
+            }
             ReportedStatus::Open(_) | ReportedStatus::Unknown => false,
         };
         let ours = !self.is_of_another_account(report) && !self.call.is_replaced_in(report);
@@ -216,12 +220,13 @@ impl Transaction {
 
     /// Whether the relayer has ever signed it, as far as it has said.
     fn was_signed(&self, report: &Report) -> bool {
-        let binding = self.binding.as_ref();
-        report.nonce.is_some()
-            || report.hash.is_some()
-            || report.hash_is_malformed()
-            || self.hash.is_some()
-            || binding.is_some_and(|binding| binding.nonce.is_some() || binding.progress > Progress::Pending)
+        report.nonce.is_some() || report.hash.is_some() || report.hash_is_malformed() || self.shows_signature()
+    }
+
+    /// Whether the row itself shows that its relayer signed it.
+    fn shows_signature(&self) -> bool {
+        let signed = |binding: &Binding| binding.nonce.is_some() || binding.progress > Progress::Pending;
+        self.hash.is_some() || self.binding.as_ref().is_some_and(signed)
     }
 
     /// Records a final report that waits for the chain, and has the row looked at now.
@@ -298,11 +303,8 @@ impl Transaction {
 
     /// Whether it is shown as failed on a relayer's word alone although the relayer signed it: it may be on the chain.
     pub fn is_unverified(&self) -> bool {
-        let signed = self.hash.is_some() || self.binding.as_ref().is_some_and(|binding| binding.nonce.is_some());
-        self.status == Status::Failed
-            && self.failed_by == Some(FailedBy::Relayer)
-            && signed
-            && self.block_number.is_none()
+        let on_its_word = self.status == Status::Failed && self.failed_by == Some(FailedBy::Relayer);
+        on_its_word && self.shows_signature() && self.block_number.is_none()
     }
 
     /// Leaves its relayer for another one, after a pause that grows, so that a pool whose every wallet is empty is not
@@ -347,10 +349,16 @@ impl Transaction {
         report.status == ReportedStatus::Failed && self.may_reroute(report)
     }
 
+    /// Whether its relayer ended it for a reason of the item's own before it signed it, as far as its records still show.
+    pub fn ended_unsigned(&self, report: &Report) -> bool {
+        let ended =
+            matches!(report.status, ReportedStatus::Failed | ReportedStatus::Canceled | ReportedStatus::Expired);
+        ended && self.is_unsigned() && report.never_signed() && !self.may_reroute(report)
+    }
+
     /// Whether its relayer has never said that it signed it.
     pub fn is_unsigned(&self) -> bool {
-        let pending = |binding: &Binding| binding.progress == Progress::Pending && binding.nonce.is_none();
-        self.binding.as_ref().is_some_and(pending) && self.hash.is_none()
+        self.binding.is_some() && !self.shows_signature()
     }
 
     fn progressed(

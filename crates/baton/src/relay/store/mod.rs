@@ -233,6 +233,8 @@ pub struct BoundRecord {
     pub tx_id: RelayerTxId,
     /// When the row was bound to it, by the store's clock.
     pub at: Timestamp,
+    /// The account that the relayer named for it.
+    pub account: Option<String>,
 }
 
 /// A place in the list: a row's creation time and its id. Ids alone would not do: an imported row has its relayer's.

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use alloy_primitives::Address;
+
 use super::cap::Cap;
 use super::jam::{JamCause, NonceWatch, PendingWatch};
 use super::network::{Fit, Network};
@@ -39,6 +41,8 @@ pub(super) struct Relayer {
     pub(super) cap: Cap,
     /// Its id and address, as last listed.
     pub(super) identity: Option<String>,
+    /// The account that it signs with, as last listed.
+    pub(super) account: Option<Address>,
     pub(super) network: Network,
     pub(super) fit: Fit,
     pub(super) bucket: Bucket,
@@ -119,6 +123,7 @@ impl Relayer {
             nonce_watch: NonceWatch::default(),
             cap: Cap::default(),
             identity: None,
+            account: None,
             network: Network::default(),
             fit: Fit::default(),
             bucket: Bucket { tokens: burst, filled_at: now },

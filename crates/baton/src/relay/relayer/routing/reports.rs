@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 
 use super::jam::{ChainCounts, NonceWatch, PendingWatch};
 use super::network::{ChainId, Network, fits};
@@ -24,6 +24,8 @@ pub struct ListReport {
     pub network: Option<String>,
     /// Its id and address. Another one than before is another relayer, whose network is not known.
     pub identity: String,
+    /// The account that it signs with, if listed.
+    pub account: Option<Address>,
 }
 
 /// What a relayer's status says.
@@ -66,6 +68,7 @@ impl Router {
         let other = relayer.identity.as_ref().is_some_and(|known| *known != report.identity)
             || relayer.network.name.as_ref().is_some_and(|known| Some(known) != name.as_ref());
         relayer.identity = Some(report.identity.clone());
+        relayer.account = report.account;
         let chain_id = if other { ChainId::Unasked } else { relayer.network.chain_id };
         self.learn_network(index, Network { name, chain_id });
     }

@@ -47,6 +47,8 @@ pub enum Reason {
     WrongNetwork,
     /// A chain id is expected, and the relayer's is not known yet.
     NetworkUnchecked,
+    /// It signs with the same key as another configured relayer.
+    SharedKey,
     /// It has the maximum number of transactions in flight.
     Full,
     /// Its rate limit is used up.
@@ -67,6 +69,7 @@ impl Reason {
             Self::Jammed => "jammed",
             Self::WrongNetwork => "wrong network",
             Self::NetworkUnchecked => "network unchecked",
+            Self::SharedKey => "shared key",
             Self::Full => "full",
             Self::RateLimited => "rate limited",
             Self::Tried => "already tried",
@@ -139,6 +142,8 @@ pub struct RelayerView {
     pub jam: Option<JamCause>,
     /// Its network, if that is the wrong one.
     pub wrong_network: Option<WrongNetwork>,
+    /// The relayer that signs with the same key, if this one gets no work for it.
+    pub shares_key_with: Option<RelayerUrl>,
 }
 
 impl RelayerView {
@@ -210,6 +215,9 @@ impl Router {
         if matches!(relayer.fit, Fit::Wrong(_)) {
             return Some(Reason::WrongNetwork);
         }
+        if self.shares_key_with(index).is_some() {
+            return Some(Reason::SharedKey);
+        }
         if let Health::Down(reason) = relayer.health {
             return Some(reason);
         }
@@ -239,6 +247,14 @@ impl Router {
             return Some(Reason::RateLimited);
         }
         None
+    }
+
+    /// The relayer, configured earlier, that signs with the same key as this one. Both would use the same nonces, and the
+    /// chain could not tell whose transaction it shows.
+    fn shares_key_with(&self, index: usize) -> Option<&RelayerUrl> {
+        let account = self.relayers[index].account.filter(|_| self.with_chain)?;
+        let shares = |other: &&Relayer| other.account == Some(account) && !matches!(other.fit, Fit::Wrong(_));
+        self.relayers[..index].iter().find(shares).map(|other| &other.url)
     }
 
     /// Whether any relayer has as much as it may hold.
@@ -344,6 +360,7 @@ impl Router {
                     Fit::Wrong(wrong) => Some(wrong.clone()),
                     Fit::Fits | Fit::Unchecked => None,
                 },
+                shares_key_with: self.shares_key_with(index).cloned(),
             }
         };
         (0..self.relayers.len()).map(view).collect()

@@ -248,13 +248,20 @@ fn only_ends_that_were_signed_need_the_chain() {
 }
 
 #[test]
-fn an_unsigned_failure_that_reroutes_needs_the_chain() {
-    let reason = Some("Transaction in Pending state for over 2 minutes".to_owned());
+fn every_unsigned_end_of_a_relayer_that_names_nonces_needs_the_chain() {
     let raw = json!({ "id": "oz-1", "nonce": null, "hash": null });
-    let failed = Report { hash: None, nonce: None, reason, raw, ..word(ReportedStatus::Failed) };
-    assert!(submitted().needs_chain(&failed, Timestamp(5), &Timings::DEFAULT), "it may have lost its last seconds");
-    let of_the_item = Report { reason: Some("exceeds block gas limit".to_owned()), ..failed };
-    assert!(!submitted().needs_chain(&of_the_item, Timestamp(5), &Timings::DEFAULT));
+    for status in [ReportedStatus::Failed, ReportedStatus::Canceled, ReportedStatus::Expired] {
+        for reason in ["Transaction in Pending state for over 2 minutes", "exceeds block gas limit"] {
+            let reason = Some(reason.to_owned());
+            let ended = Report { hash: None, nonce: None, reason, raw: raw.clone(), ..word(status) };
+            assert!(
+                submitted().needs_chain(&ended, Timestamp(5), &Timings::DEFAULT),
+                "it may have lost its last seconds"
+            );
+            let older_dialect = Report { raw: json!({ "transactionId": "oz-1" }), ..ended };
+            assert!(!submitted().needs_chain(&older_dialect, Timestamp(5), &Timings::DEFAULT));
+        }
+    }
 }
 
 #[test]
@@ -332,6 +339,8 @@ fn a_signed_failure_without_a_chain_is_unverified_and_a_receipt_verifies_it() {
     assert!(!after(&submitted(), &receipt).is_unverified());
     let unsigned = Report { hash: None, nonce: None, ..word(ReportedStatus::Canceled) };
     assert!(!after(&submitted(), &unsigned).is_unverified());
+    let sent = Report { hash: None, nonce: None, ..word(ReportedStatus::Open(Progress::Sent)) };
+    assert!(after(&after(&submitted(), &sent), &unsigned).is_unverified(), "known as sent, without nonce and hash");
 }
 
 /// The relayer says that it canceled a record that it never signed.

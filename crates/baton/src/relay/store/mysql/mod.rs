@@ -369,7 +369,7 @@ impl TransactionStore for MySqlStore {
         before: Timestamp,
         max: usize,
     ) -> Result<Vec<BoundRecord>, StoreError> {
-        const SQL: &str = "SELECT ozRelayerTxId, bound_at FROM transactions FORCE INDEX (transactions_bound_at) \
+        const SQL: &str = "SELECT ozRelayerTxId, bound_at, sender FROM transactions FORCE INDEX (transactions_bound_at) \
              WHERE oz_relayer_url = ? AND bound_at < ? AND ozRelayerTxId IS NOT NULL AND imported = 0 \
              AND ozRelayerTxId NOT LIKE 'chain:%' ORDER BY bound_at DESC LIMIT ?";
         let values = &[Value::Text(relayer.0.clone()), Value::from(before), Value::from(max)];
@@ -378,7 +378,7 @@ impl TransactionStore for MySqlStore {
                 let rows = bind_all(sqlx::query(SQL), values).fetch_all(connection).await?;
                 let read = |row: &MySqlRow| {
                     let at = Timestamp(milliseconds(row.try_get(1)?));
-                    Ok(BoundRecord { tx_id: RelayerTxId(row.try_get(0)?), at })
+                    Ok(BoundRecord { tx_id: RelayerTxId(row.try_get(0)?), at, account: row.try_get(2)? })
                 };
                 rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()
             }))

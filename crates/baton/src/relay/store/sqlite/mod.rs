@@ -445,12 +445,12 @@ impl TransactionStore for SqliteStore {
         let (relayer, max) = (relayer.0.clone(), i64::try_from(max).unwrap_or(i64::MAX));
         self.read(move |connection| {
             let mut statement = connection.prepare_cached(
-                "SELECT relayer_tx_id, bound_at FROM transactions \
+                "SELECT relayer_tx_id, bound_at, sender FROM transactions \
                  WHERE relayer_url = ?1 AND bound_at < ?2 AND relayer_tx_id IS NOT NULL AND imported = 0 \
                  AND relayer_tx_id NOT LIKE 'chain:%' ORDER BY bound_at DESC LIMIT ?3",
             )?;
             let records = statement.query_map(params![relayer, before.0, max], |row| {
-                Ok(BoundRecord { tx_id: RelayerTxId(row.get(0)?), at: Timestamp(row.get(1)?) })
+                Ok(BoundRecord { tx_id: RelayerTxId(row.get(0)?), at: Timestamp(row.get(1)?), account: row.get(2)? })
             })?;
             records.collect()
         })

@@ -1,6 +1,6 @@
 //! Selection, breakers, jams, rates and reports, each with time as a value.
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 
 use super::*;
 use crate::relay::relayer::routing::{ChainId, ListReport, StatusReport};
@@ -34,7 +34,7 @@ fn report(pending: u64) -> StatusReport {
 }
 
 fn listed(state: ListedState) -> ListReport {
-    ListReport { state, network: Some("testnet".into()), identity: "r".into() }
+    ListReport { state, network: Some("testnet".into()), identity: "r".into(), account: None }
 }
 
 /// The relayer lists itself as able, and reports its status.
@@ -385,4 +385,25 @@ fn a_relayer_on_another_network_gets_nothing_and_one_whose_network_is_unchecked_
     let other = ListReport { identity: "another".into(), ..listed(ListedState::Active) };
     router.listed(1, &other, now);
     assert_eq!(router.view(now)[1].skipped, Some(Reason::NetworkUnchecked), "it is another relayer now");
+}
+
+#[test]
+fn with_a_chain_the_second_relayer_of_one_key_gets_nothing() {
+    let (mut router, now) = router(3, settings());
+    all_up(&mut router, &[0, 0, 0], now);
+    let key = |byte| ListReport { account: Some(Address::repeat_byte(byte)), ..listed(ListedState::Active) };
+    for (index, byte) in [1, 2, 1].into_iter().enumerate() {
+        router.listed(index, &key(byte), now);
+    }
+    assert_eq!(router.view(now)[2].skipped, None, "without a chain no nonce is compared");
+    router.use_chain();
+    let view = router.view(now);
+    assert_eq!(view[2].skipped, Some(Reason::SharedKey));
+    assert_eq!(view[2].shares_key_with, Some(RelayerUrl("http://r0".into())));
+    assert_eq!(counts(&mut router, 4, now), [2, 2, 0]);
+    router.listed(0, &key(3), now);
+    assert_eq!(router.view(now)[2].skipped, None, "each has a key of its own");
+    router.listed(2, &ListReport { account: None, ..key(1) }, now);
+    router.listed(0, &ListReport { account: None, ..key(1) }, now);
+    assert_eq!(router.view(now)[2].skipped, None, "none is listed");
 }
