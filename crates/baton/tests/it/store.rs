@@ -342,7 +342,7 @@ async fn the_records_bound_last_to_a_relayer_are_known(fixture: &StoreFixture) {
     let (claimed, token) = fixture.claimed().await;
     let second = RelayerTxId("oz-2".into());
     let moved = claimed
-        .bind(token, &second, None, "it answered", bound_at + Duration::from_millis(5), &fixture.timings)
+        .bind(token, &second, Some("0xa1"), "it answered", bound_at + Duration::from_millis(5), &fixture.timings)
         .unwrap();
     assert!(matches!(store.save(&moved).await.unwrap(), Saved::Yes { .. }));
     let (on_chain, token) = fixture.claimed().await;
@@ -353,6 +353,8 @@ async fn the_records_bound_last_to_a_relayer_are_known(fixture: &StoreFixture) {
     let far = later + Duration::from_secs(60);
     assert_eq!(last(&relayer, far, 10).await, ["oz-2", "oz-1"], "not the chain's own");
     assert_eq!(last(&relayer, far, 1).await, ["oz-2"]);
+    let newest = store.last_bound(&relayer, far, 1).await.unwrap();
+    assert_eq!(newest[0].account.as_deref(), Some("0xa1"));
     assert_eq!(last(&relayer, bound_at + Duration::from_millis(1), 10).await, ["oz-1"]);
     assert_eq!(last(&relayer, Timestamp(1000), 10).await, Vec::<String>::new());
     assert_eq!(last(&other, far, 10).await, Vec::<String>::new());
