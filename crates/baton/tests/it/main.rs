@@ -8,6 +8,7 @@ mod bad_input;
 mod commands;
 mod data_directory;
 mod dev;
+mod full_disk;
 mod journey;
 mod layers;
 mod legacy_bugs;
