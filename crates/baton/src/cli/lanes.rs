@@ -18,10 +18,8 @@ use crate::http::problem::Problem;
 use crate::notify::address_guard::AddressGuard;
 use crate::notify::api::{self, Recovering, WebhookApi};
 use crate::notify::notifier::Notifier;
-use crate::relay::health::RelayHealth;
 use crate::relay::lane::RelayLane;
 use crate::servers::{self, Server};
-use crate::users::health::UsersHealth;
 use crate::users::lane::UsersLane;
 
 /// The lanes that a service works on, open or not yet.
@@ -155,19 +153,13 @@ impl Lanes {
         let mut lanes: Vec<Arc<dyn HealthCheck>> = Vec::new();
         if let Some(slot) = &self.relay {
             lanes.push(match slot.lane.get() {
-                Some(lane) => {
-                    let (guarded, pool) = (Arc::clone(&lane.guarded), Arc::clone(&lane.pool));
-                    Arc::new(RelayHealth { guarded, pool })
-                }
+                Some(lane) => Arc::new(lane.health()),
                 None => Arc::clone(slot) as Arc<dyn HealthCheck>,
             });
         }
         if let Some(slot) = &self.users {
             lanes.push(match slot.lane.get() {
-                Some(lane) => {
-                    let (store, queue) = (Arc::clone(&lane.store), Arc::clone(&lane.queue));
-                    Arc::new(UsersHealth { store, queue, consumes: service.consumes() })
-                }
+                Some(lane) => Arc::new(lane.health(service.consumes())),
                 None => Arc::clone(slot) as Arc<dyn HealthCheck>,
             });
         }

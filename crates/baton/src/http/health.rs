@@ -16,8 +16,11 @@ use axum::{Json, Router, routing};
 use bytes::Bytes;
 use futures::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
-use pipeline::Depth;
+use pipeline::sqlite::{Database, DatabaseError};
+use pipeline::{Depth, Queue};
 use serde_json::{Map, Value, json};
+
+use crate::errors;
 
 /// What a lane reports about itself. Each answer must come within [`PART_TIMEOUT`]: see [`in_time`].
 #[async_trait]
@@ -97,19 +100,62 @@ pub async fn in_time<T, E>(answer: impl Future<Output = Result<T, E>>) -> Option
     tokio::time::timeout(PART_TIMEOUT, answer).await.ok()?.ok()
 }
 
-/// The JSON of a queue; `None` means that it did not answer.
-pub fn queue_part(depth: Option<&Depth>) -> Value {
-    match depth {
-        Some(depth) => json!({
-            "status": "ok",
-            "ready": depth.ready,
-            "inFlight": depth.in_flight,
-            "delayed": depth.delayed,
-            "dead": depth.dead,
-            "oldestAgeSeconds": depth.oldest_age.map(|age| age.as_secs_f64()),
-        }),
-        None => json!({ "status": "unavailable" }),
+/// A lane's queue, as `/ready` and `/health` ask about it.
+#[derive(Clone)]
+pub struct QueueCheck {
+    /// The queue.
+    pub queue: Arc<dyn Queue>,
+    /// Its file, if it is embedded. On a full disk the queue still answers what it holds, and takes nothing.
+    pub file: Option<Database>,
+}
+
+impl QueueCheck {
+    /// Whether the queue's file can be written; true of a queue without one, which is not asked.
+    pub async fn is_writable(&self) -> bool {
+        in_time(self.check_file()).await.is_some()
     }
+
+    /// Whether the queue answers and its file can be written.
+    pub async fn is_healthy(&self) -> bool {
+        let (depth, writable) = tokio::join!(in_time(self.queue.depth()), self.is_writable());
+        depth.is_some() && writable
+    }
+
+    /// The same, and the queue's part of `/health`.
+    pub async fn check(&self) -> (bool, Value) {
+        let file = tokio::time::timeout(PART_TIMEOUT, self.check_file());
+        let (depth, file) = tokio::join!(in_time(self.queue.depth()), file);
+        let reason = match file {
+            Ok(Ok(())) => None,
+            Ok(Err(failure)) => Some(errors::public_reason(&failure)),
+            Err(_) => Some("no answer in time"),
+        };
+        (depth.is_some() && reason.is_none(), queue_part(depth.as_ref(), reason))
+    }
+
+    async fn check_file(&self) -> Result<(), DatabaseError> {
+        match &self.file {
+            Some(file) => file.check_writable().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// The JSON of a queue that has this depth, or did not answer, and that takes messages unless there is a reason.
+fn queue_part(depth: Option<&Depth>, reason: Option<&str>) -> Value {
+    let status = if depth.is_some() && reason.is_none() { "ok" } else { "unavailable" };
+    let mut part = json!({ "status": status });
+    if let Some(reason) = reason {
+        part["reason"] = json!(reason);
+    }
+    if let Some(depth) = depth {
+        part["ready"] = json!(depth.ready);
+        part["inFlight"] = json!(depth.in_flight);
+        part["delayed"] = json!(depth.delayed);
+        part["dead"] = json!(depth.dead);
+        part["oldestAgeSeconds"] = json!(depth.oldest_age.map(|age| age.as_secs_f64()));
+    }
+    part
 }
 
 async fn ready(State(state): State<HealthState>) -> Response {

@@ -137,6 +137,14 @@ impl RelayEngine {
         }
     }
 
+    /// The queue's file, if the queue is embedded.
+    pub fn queue_file(&self) -> Option<Database> {
+        match &self.queue {
+            Messages::Embedded(_) => self.database.clone(),
+            Messages::Elsewhere(_) => None,
+        }
+    }
+
     /// The clock that all processes on this store share.
     pub fn clock(&self) -> Clock {
         self.clock.clone()

@@ -5,34 +5,36 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use crate::http::health::{HealthCheck, LaneHealth, PART_TIMEOUT, in_time, queue_part};
+use crate::http::health::{HealthCheck, LaneHealth, PART_TIMEOUT, QueueCheck, in_time};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::relayer::routing::RelayerView;
 use crate::relay::update::guarded_store::GuardedStore;
 
 /// What the lane is asked about.
 pub struct RelayHealth {
-    /// Store, queue and cache.
+    /// Store and cache.
     pub guarded: Arc<GuardedStore>,
+    /// The queue.
+    pub queue: QueueCheck,
     /// The relayers, as this process sees them.
     pub pool: Arc<Pool>,
 }
 
 #[async_trait]
 impl HealthCheck for RelayHealth {
-    /// A queue or relayer that is down only delays work: requests are accepted as long as the store answers.
+    /// A relayer that is down only delays work. A queue on a server is not asked: statuses and webhooks need only the store,
+    /// and that outage ends without an operator. An embedded queue that cannot be written refuses every transaction until
+    /// an operator acts.
     async fn is_ready(&self) -> bool {
-        in_time(self.guarded.store.ping()).await.is_some()
+        let (store, queue) = tokio::join!(in_time(self.guarded.store.ping()), self.queue.is_writable());
+        store.is_some() && queue
     }
 
     async fn check(&self) -> LaneHealth {
         // The counts are read; the ping is a write, which a full disk refuses.
         let store = async { tokio::try_join!(self.guarded.store.ping(), self.guarded.store.counts()) };
-        let (counts, depth, cache) = tokio::join!(
-            tokio::time::timeout(PART_TIMEOUT, store),
-            in_time(self.guarded.queue.depth()),
-            self.guarded.cache.ping()
-        );
+        let (counts, (queue_healthy, queue), cache) =
+            tokio::join!(tokio::time::timeout(PART_TIMEOUT, store), self.queue.check(), self.guarded.cache.ping());
         let relayers = self.pool.view();
         let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
         let store = match &counts {
@@ -58,14 +60,9 @@ impl HealthCheck for RelayHealth {
         let enough = able > 0 || relayers.is_empty();
         let status = if enough { "ok" } else { "unavailable" };
         let relayers = json!({ "status": status, "able": able, "each": each.collect::<Value>() });
-        let parts = [
-            ("store", store),
-            ("queue", queue_part(depth.as_ref())),
-            ("cache", json!({ "status": cache })),
-            ("relayers", relayers),
-        ];
+        let parts = [("store", store), ("queue", queue), ("cache", json!({ "status": cache })), ("relayers", relayers)];
         LaneHealth {
-            healthy: matches!(counts, Ok(Ok(_))) && depth.is_some() && enough,
+            healthy: matches!(counts, Ok(Ok(_))) && queue_healthy && enough,
             parts: parts.map(|(name, part)| (name.to_owned(), part)).into_iter().collect(),
         }
     }

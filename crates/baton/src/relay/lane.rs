@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{Config, RelayConfig};
+use crate::http::health::QueueCheck;
 use crate::randomness::Randomness;
 use crate::relay::accept::api::{self, AcceptApi};
 use crate::relay::accept::gasless::Gasless;
@@ -19,6 +20,7 @@ use crate::relay::accept::intake::TransactionIntake;
 use crate::relay::chain::Chain;
 use crate::relay::chain::account::AccountReader;
 use crate::relay::engine::{QUEUE, RelayEngine};
+use crate::relay::health::RelayHealth;
 use crate::relay::observe::api::{self as read_api, ReadApi};
 use crate::relay::observe::block::Blocks;
 use crate::relay::observe::status::StatusLookup;
@@ -124,6 +126,12 @@ impl RelayLane {
     pub async fn close(&self) {
         self.guarded.queue.close().await;
         self.engine.close().await;
+    }
+
+    /// The lane's part of `/ready` and `/health`.
+    pub fn health(&self) -> RelayHealth {
+        let queue = QueueCheck { queue: Arc::clone(&self.guarded.queue), file: self.engine.queue_file() };
+        RelayHealth { guarded: Arc::clone(&self.guarded), queue, pool: Arc::clone(&self.pool) }
     }
 
     /// The routes that need an API key.

@@ -33,6 +33,8 @@ pub struct UsersEngine {
     pub queue: Arc<dyn Queue>,
     /// The store's location, for operators: a path, or the variable that names it.
     pub described: String,
+    /// The queue's file, if the queue is embedded.
+    pub queue_file: Option<Database>,
     /// The file, if store or queue is embedded.
     database: Option<Database>,
 }
@@ -93,7 +95,8 @@ impl UsersEngine {
                 Arc::new(open_rabbitmq(url.expose(), queue, users, opening, options).await?)
             }
         };
-        Ok(Self { store, queue, described, database })
+        let queue_file = database.clone().filter(|_| matches!(users.queue, QueueEngine::Embedded));
+        Ok(Self { store, queue, described, queue_file, database })
     }
 }
 

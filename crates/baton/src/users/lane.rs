@@ -14,9 +14,11 @@ use super::api;
 use super::consumer::UsersConsumer;
 use super::dead_letter_consumer::DeadLetterConsumer;
 use super::engine::{QUEUE, UsersEngine};
+use super::health::UsersHealth;
 use super::intake::UserIntake;
 use super::store::UserStore;
 use crate::config::{Config, UsersConfig};
+use crate::http::health::QueueCheck;
 use crate::telemetry;
 
 /// The lane's open store and queue, and its settings.
@@ -68,6 +70,13 @@ impl UsersLane {
     pub async fn close(&self) {
         self.queue.close().await;
         self.engine.close().await;
+    }
+
+    /// The lane's part of `/ready` and `/health`, in a service that consumes or does not.
+    pub fn health(&self, consumes: bool) -> UsersHealth {
+        let queue = QueueCheck { queue: Arc::clone(&self.queue), file: self.engine.queue_file.clone() };
+        let needs_store = consumes || self.config.database_url.is_none();
+        UsersHealth { store: Arc::clone(&self.store), queue, needs_store }
     }
 
     /// The routes that need an API key.

@@ -1,83 +1,207 @@
-//! A full disk under the data directory: requests are refused whole, and the process recovers by itself.
+//! A full disk under the data directory: requests are refused whole, the process says that it is not ready, and it recovers
+//! by itself.
 
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 
+use harness::engine::{TestEngine, server};
 use harness::ports::free_port;
-use harness::process::Program;
+use harness::process::{Process, Program};
 use harness::wait::eventually;
-use serde_json::Value;
+use reqwest::Method;
+use serde_json::{Value, json};
+use uuid::Uuid;
 
-use crate::relay_fixture::{API_KEY, LATER, RelaySetup, SOON, serial_body};
+use crate::relay_fixture::{API_KEY, LATER, RelayFixture, RelaySetup, SOON, answer, serial_body};
+use crate::store::fixture::Schema;
+use crate::users_fixture::user;
 
-/// Runs the binary on its own file system, small enough to fill. Needs user namespaces, not root.
-#[tokio::test]
-async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
-    let relay = RelaySetup::relayers(1).start().await;
-    let mount = tempfile::tempdir().unwrap();
-    let port = free_port();
-    let script = "mount -t tmpfs -o size=24m tmpfs \"$BATON_DATA_DIR\" && exec \"$0\" relay-api";
-    let program = Program::new(PathBuf::from("unshare"))
-        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_baton")])
-        .envs(relay.env.clone())
-        .env("BATON_DATA_DIR", mount.path().display().to_string())
-        .env("PORT", port.to_string());
-    let mut api = program.start().unwrap();
-    let base = format!("http://127.0.0.1:{port}");
-    api.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
-    let inside = PathBuf::from(format!("/proc/{}/root{}", api.id().unwrap(), mount.path().display()));
-    let http = harness::http_client();
-    let post = async |serial| {
-        let request = http.post(format!("{base}/api/v1/relay/direct")).header("x-api-key", API_KEY);
-        let response = request.json(&serial_body(serial)).send().await.unwrap();
-        (response.status().as_u16(), response.json::<Value>().await.unwrap())
-    };
-    assert_eq!(post(0).await.0, 202);
+/// A service whose data directory is a file system of its own, small enough to fill.
+struct SmallDisk {
+    base: String,
+    /// A file that takes the free space.
+    ballast: PathBuf,
+    http: reqwest::Client,
+    _process: Process,
+    _mount: tempfile::TempDir,
+}
 
-    let ballast = inside.join("ballast");
-    let fill = || {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&ballast).unwrap();
-        while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
-    };
-    fill();
-    let mut refused = Vec::new();
-    let mut accepted = vec![0];
-    for serial in 1..2000 {
-        let (status, body) = post(serial).await;
-        match status {
-            202 => accepted.push(serial),
-            503 => refused.push(serial),
-            other => panic!("{other}: {body}"),
+impl SmallDisk {
+    /// Starts the service and waits until it is ready. Needs user namespaces, not root.
+    async fn start(service: &str, env: &BTreeMap<String, String>) -> Self {
+        let mount = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let script = "mount -t tmpfs -o size=24m tmpfs \"$BATON_DATA_DIR\" && exec \"$0\" \"$1\"";
+        let mut process = Program::new(PathBuf::from("unshare"))
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_baton"), service])
+            .envs(env.clone())
+            .env("BATON_DATA_DIR", mount.path().display().to_string())
+            .env("PORT", port.to_string())
+            .start()
+            .unwrap();
+        let base = format!("http://127.0.0.1:{port}");
+        process.wait_ready(&format!("{base}/ready"), SOON).await.unwrap();
+        let inside = format!("/proc/{}/root{}/ballast", process.id().unwrap(), mount.path().display());
+        Self { base, ballast: inside.into(), http: harness::http_client(), _process: process, _mount: mount }
+    }
+
+    fn fill(&self) {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&self.ballast).unwrap();
+        while file.write_all(&[0; 4096]).is_ok() {}
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(&self.ballast).unwrap();
+    }
+
+    async fn request(&self, method: Method, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let mut request = self.http.request(method, format!("{}{path}", self.base)).header("x-api-key", API_KEY);
+        if let Some(body) = body {
+            request = request.json(body);
         }
-        if refused.len() >= 20 {
-            break;
+        answer(request).await
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        self.request(Method::GET, path, None).await
+    }
+
+    async fn post_transaction(&self, serial: usize) -> (u16, Value) {
+        self.request(Method::POST, "/api/v1/relay/direct", Some(&serial_body(serial))).await
+    }
+
+    async fn post_user(&self, number: usize) -> (u16, Value) {
+        self.request(Method::POST, "/api/v1/users", Some(&user(number))).await
+    }
+
+    /// Asserts that `/ready` and `/health` answer 503; returns the parts of `/health`.
+    async fn assert_not_ready(&self) -> Value {
+        assert_eq!(self.get("/ready").await.0, 503, "reading works, but nothing can be stored");
+        let (status, health) = self.get("/health").await;
+        assert_eq!((status, &health["status"]), (503, &json!("degraded")), "{health}");
+        health["parts"].clone()
+    }
+
+    /// Makes room, and waits until the service is ready without a restart.
+    async fn assert_recovers(&self) {
+        self.make_room();
+        eventually(LATER, "the service to be ready again", || async {
+            (self.get("/ready").await.0 == 200).then_some(())
+        })
+        .await;
+        assert_eq!(self.get("/health").await.0, 200);
+    }
+}
+
+/// Posts with numbers from 1 until this many are refused; returns the numbers of the accepted ones.
+async fn post_until_refused(refusals: usize, accepted: u16, post: impl AsyncFn(usize) -> (u16, Value)) -> Vec<usize> {
+    let (mut taken, mut refused) = (Vec::new(), 0);
+    for number in 1..2000 {
+        match post(number).await {
+            (status, _) if status == accepted => taken.push(number),
+            (503, _) => refused += 1,
+            (other, body) => panic!("{other}: {body}"),
+        }
+        if refused == refusals {
+            return taken;
         }
     }
-    assert!(refused.len() >= 20, "the disk was never full: {} accepted", accepted.len());
-    let get = async |path: &str| http.get(format!("{base}{path}")).send().await.unwrap();
-    assert_eq!(get("/ready").await.status(), 503, "reading works, but nothing can be stored");
-    let health: Value = get("/health").await.json().await.unwrap();
-    assert_eq!(health["parts"]["store"]["reason"], "the disk is full", "{health}");
-    std::fs::remove_file(&ballast).unwrap();
-    let after = eventually(LATER, "the API to accept again without a restart", || async {
-        let (status, _) = post(100_000).await;
-        (status == 202).then_some(100_000)
+    panic!("the disk was never full: {} accepted", taken.len())
+}
+
+/// The variables of the relay lane, with relayers to call.
+async fn relay() -> RelayFixture {
+    RelaySetup::relayers(1).engine(TestEngine::Embedded).start().await
+}
+
+/// The variables of the users lane.
+fn users_env() -> BTreeMap<String, String> {
+    BTreeMap::from([("RELAY_API_KEY".to_owned(), API_KEY.to_owned())])
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_whole_requests_and_recovers_by_itself() {
+    let relay = relay().await;
+    let api = SmallDisk::start("relay-api", &relay.env).await;
+    assert_eq!(api.post_transaction(0).await.0, 202);
+    api.fill();
+    let accepted = post_until_refused(20, 202, async |serial| api.post_transaction(serial).await).await;
+    let parts = api.assert_not_ready().await;
+    for part in ["store", "queue"] {
+        assert_eq!(parts[part]["reason"], "the disk is full", "{parts}");
+    }
+    api.make_room();
+    eventually(LATER, "the API to accept again without a restart", || async {
+        (api.post_transaction(100_000).await.0 == 202).then_some(())
     })
     .await;
-    accepted.push(after);
-    assert_eq!(get("/ready").await.status(), 200);
+    assert_eq!(api.get("/ready").await.0, 200);
 
     let mut listed = 0;
     let mut cursor = String::new();
     loop {
-        let url = format!("{base}/api/v1/relay/transactions?limit=200{cursor}");
-        let page: Value = http.get(url).header("x-api-key", API_KEY).send().await.unwrap().json().await.unwrap();
+        let (_, page) = api.get(&format!("/api/v1/relay/transactions?limit=200{cursor}")).await;
         listed += page["transactions"].as_array().unwrap().len();
         match page["nextCursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
             None => break,
         }
     }
-    let health: Value = http.get(format!("{base}/health")).send().await.unwrap().json().await.unwrap();
+    let (_, health) = api.get("/health").await;
     assert_eq!(health["parts"]["queue"]["ready"], listed, "every row has a message and every message a row");
-    assert!(listed == accepted.len() || listed == accepted.len() + 1, "{listed} rows, {} accepted", accepted.len());
+    // The first and the last one were accepted too.
+    let accepted = accepted.len() + 2;
+    assert!(listed == accepted || listed == accepted + 1, "{listed} rows, {accepted} accepted");
+}
+
+/// The rows are on a server, and no transaction is accepted without the queue.
+#[tokio::test]
+async fn an_embedded_queue_on_a_full_disk_is_not_ready_although_mysql_is() {
+    let (relay, schema) = (relay().await, Schema::migrated().await);
+    let mut env = relay.env.clone();
+    env.insert("DATABASE_URL".to_owned(), schema.options().url);
+    let api = SmallDisk::start("relay-api", &env).await;
+    assert_eq!(api.post_transaction(0).await.0, 202);
+    api.fill();
+    post_until_refused(1, 202, async |serial| api.post_transaction(serial).await).await;
+    let parts = api.assert_not_ready().await;
+    assert_eq!(parts["store"]["status"], "ok", "{parts}");
+    assert_eq!(
+        (&parts["queue"]["status"], &parts["queue"]["reason"]),
+        (&json!("unavailable"), &json!("the disk is full"))
+    );
+    api.assert_recovers().await;
+    assert_eq!(api.post_transaction(100_000).await.0, 202);
+}
+
+/// It answered `/ready` with 200 while every request got 503.
+#[tokio::test]
+async fn a_users_api_on_a_full_disk_is_not_ready() {
+    let api = SmallDisk::start("users-api", &users_env()).await;
+    assert_eq!(api.post_user(0).await.0, 200);
+    api.fill();
+    post_until_refused(1, 200, async |number| api.post_user(number).await).await;
+    let parts = api.assert_not_ready().await;
+    assert_eq!(parts["users"]["queue"]["reason"], "the disk is full", "{parts}");
+    assert!(parts["users"]["queue"]["ready"].as_u64().unwrap() >= 1, "the queue still says what it holds: {parts}");
+    api.assert_recovers().await;
+    assert_eq!(api.post_user(100_000).await.0, 200);
+}
+
+/// With the queue on a server, so that only the store is a file.
+#[tokio::test]
+async fn an_embedded_users_store_on_a_full_disk_is_not_ready_although_rabbitmq_is() {
+    for service in ["users-api", "users-consumer"] {
+        let mut env = users_env();
+        env.insert("USERS_QUEUE".to_owned(), "rabbitmq".to_owned());
+        env.insert("RABBITMQ_URL".to_owned(), server("BATON_TEST_AMQP_URL"));
+        env.insert("USERS_QUEUE_NAME".to_owned(), format!("baton_{}", Uuid::new_v4().simple()));
+        let disk = SmallDisk::start(service, &env).await;
+        disk.fill();
+        let parts = disk.assert_not_ready().await;
+        assert_eq!(parts["users"]["store"]["error"], "disk-full", "{service}: {parts}");
+        assert_eq!(parts["users"]["queue"]["status"], "ok", "{service}: {parts}");
+        disk.assert_recovers().await;
+    }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pipeline::sqlite::DatabaseError;
 
+use crate::errors;
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
     ConsumerId, Kind, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
@@ -381,18 +382,10 @@ impl StoreError {
         matches!(self, Self::Unavailable(_) | Self::OutcomeUnknown(_))
     }
 
-    /// The cause in a few words for `/health`, which is public: no path, no host, no user.
+    /// The cause in a few words for `/health`, which is public.
     pub fn reason(&self) -> &'static str {
         let (Self::Unavailable(source) | Self::OutcomeUnknown(source)) = self else { return "error" };
-        match source.downcast_ref::<DatabaseError>() {
-            Some(DatabaseError::Full) => "the disk is full",
-            Some(DatabaseError::Busy) => "the database is locked by another process",
-            Some(DatabaseError::Gone { .. }) => "the database file was deleted or replaced",
-            Some(DatabaseError::Io { .. }) => "the database file cannot be used",
-            Some(DatabaseError::Closed) => "the database is closed",
-            Some(_) => "the database fails; the log says why",
-            None => "no answer",
-        }
+        source.downcast_ref::<DatabaseError>().map_or("no answer", errors::public_reason)
     }
 }
 
