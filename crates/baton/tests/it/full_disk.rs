@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 
-use harness::engine::{TestEngine, server};
+use harness::engine::TestEngine;
 use harness::ports::free_port;
 use harness::process::{Process, Program};
 use harness::wait::eventually;
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::relay_fixture::{API_KEY, LATER, RelayFixture, RelaySetup, SOON, answer, serial_body};
 use crate::store::fixture::Schema;
-use crate::users_fixture::user;
+use crate::users_fixture::{Servers, UsersSetup, user};
 
 /// A service whose data directory is a file system of its own, small enough to fill.
 struct SmallDisk {
@@ -189,13 +189,25 @@ async fn a_users_api_on_a_full_disk_is_not_ready() {
     assert_eq!(api.post_user(100_000).await.0, 200);
 }
 
+/// With the store on a server, so that only the queue is a file.
+#[tokio::test]
+async fn an_embedded_users_queue_on_a_full_disk_is_not_ready_although_postgres_is() {
+    let fixture = UsersSetup::on(Servers::shared()).env("USERS_QUEUE", "embedded").start().await;
+    let api = SmallDisk::start("users-api", &fixture.env).await;
+    api.fill();
+    let parts = api.assert_not_ready().await;
+    assert_eq!(parts["users"]["queue"]["reason"], "the disk is full", "{parts}");
+    assert_eq!(parts["users"]["store"]["status"], "ok", "{parts}");
+    api.assert_recovers().await;
+}
+
 /// With the queue on a server, so that only the store is a file.
 #[tokio::test]
 async fn an_embedded_users_store_on_a_full_disk_is_not_ready_although_rabbitmq_is() {
     for service in ["users-api", "users-consumer"] {
         let mut env = users_env();
         env.insert("USERS_QUEUE".to_owned(), "rabbitmq".to_owned());
-        env.insert("RABBITMQ_URL".to_owned(), server("BATON_TEST_AMQP_URL"));
+        env.insert("RABBITMQ_URL".to_owned(), Servers::shared().amqp);
         env.insert("USERS_QUEUE_NAME".to_owned(), format!("baton_{}", Uuid::new_v4().simple()));
         let disk = SmallDisk::start(service, &env).await;
         disk.fill();
