@@ -37,6 +37,7 @@ pub async fn serve(args: RelayerArgs) -> anyhow::Result<()> {
         let options = DevRelayerOptions {
             index: usize::from(index) + 1,
             port: Some(args.port + index),
+            hosts: Vec::new(),
             api_key: RELAYER_KEY.to_owned(),
             webhook_url: args.webhook_url.clone(),
             webhook_key: WEBHOOK_KEY.to_owned(),

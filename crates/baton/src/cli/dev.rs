@@ -133,6 +133,7 @@ pub async fn run_relayers(args: RelayerArgs) -> anyhow::Result<ExitCode> {
         keys,
         step: Duration::from_millis(args.step_ms),
         chain: args.chain.options()?,
+        hosts: LOCAL_HOSTS.map(str::to_owned).to_vec(),
     };
     let relayers = start_relayers(plan).await?;
     shutdown.cancelled().await;
@@ -151,6 +152,8 @@ struct RelayerPlan<'a> {
     step: Duration,
     /// One for each relayer.
     chain: Vec<Option<ChainOptions>>,
+    /// Names of hosts that requests may be for.
+    hosts: Vec<String>,
 }
 
 /// Secrets that development relayers share with their callers.
@@ -164,6 +167,8 @@ const API_KEY: &str = "dev-key";
 const RELAYER_KEY: &str = "development-relayers-need-no-secret";
 const WEBHOOK_KEY: &str = "development-webhooks-need-no-secret";
 const RELAYERS: u16 = 3;
+/// Names of this machine, which no web page can point elsewhere.
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// Time between two statuses of a transaction at a development relayer.
 const STEP: Duration = Duration::from_millis(300);
 
@@ -228,6 +233,7 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
             keys,
             step: STEP,
             chain,
+            hosts: config.http.hosts.clone(),
         };
         start_relayers(plan).await?
     };
@@ -272,19 +278,20 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
     // The relayers and the checks before submission use the same chain.
     defaults.extend(rpc.map(|rpc| ("RPC_URL", rpc)));
     let mut config = Config::from_env_between(Service::Serve, &fixed, &defaults)?;
-    let local = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
-    config.http.hosts = local.into_iter().chain(args.hosts.iter().map(|host| host.to_lowercase())).collect();
+    config.http.hosts =
+        LOCAL_HOSTS.map(str::to_owned).into_iter().chain(args.hosts.iter().map(|host| host.to_lowercase())).collect();
     Ok(config)
 }
 
 async fn start_relayers(plan: RelayerPlan<'_>) -> anyhow::Result<Vec<DevRelayer>> {
-    let RelayerPlan { first_port, data_dir, webhook_url, keys, step, chain } = plan;
+    let RelayerPlan { first_port, data_dir, webhook_url, keys, step, chain, hosts } = plan;
     let mut relayers = Vec::new();
     for (index, chain) in (1..=RELAYERS).zip(chain) {
         let port = first_port + index - 1;
         let options = DevRelayerOptions {
             index: usize::from(index),
             port: Some(port),
+            hosts: hosts.clone(),
             api_key: keys.api.to_owned(),
             webhook_url: webhook_url.to_owned(),
             webhook_key: keys.webhook.to_owned(),

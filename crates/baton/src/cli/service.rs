@@ -78,7 +78,7 @@ pub async fn run_parts(
     let layered = |routes| server::with_layers(routes, config.http.body_bytes_max, config.http.request_timeout);
     let build = || {
         let health = lanes.health(service, metrics.clone());
-        let admin = layered(health::admin_routes(health.clone()));
+        let admin = layered(for_own_hosts(config, health::admin_routes(health.clone())));
         Routes { service: layered(routes(config, service, lanes, health)), admin }
     };
     let current = Arc::new(RwLock::new(build()));
@@ -140,9 +140,14 @@ fn routes(config: &Config, service: Service, lanes: &Lanes, health: HealthState)
         let (keyed, open) = lanes.api_routes(config);
         routes = routes.merge(keyed.layer(middleware::from_fn_with_state(keys, auth::require_key))).merge(open);
     }
-    if !config.http.hosts.is_empty() {
-        let hosts: Arc<[String]> = config.http.hosts.clone().into();
-        routes = routes.layer(middleware::from_fn_with_state(hosts, host::require_host));
+    for_own_hosts(config, routes)
+}
+
+/// Refuses requests for other hosts, if the configuration has names.
+fn for_own_hosts(config: &Config, routes: Router) -> Router {
+    if config.http.hosts.is_empty() {
+        return routes;
     }
-    routes
+    let hosts: Arc<[String]> = config.http.hosts.clone().into();
+    routes.layer(middleware::from_fn_with_state(hosts, host::require_host))
 }

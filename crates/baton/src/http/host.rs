@@ -1,5 +1,5 @@
-//! Refuses requests for other hosts than this one, for `dev`: its API key is known, and a web page may point a name of its own
-//! at this machine and call the API from the browser of a user (DNS rebinding).
+//! Refuses requests for other hosts than this one, for `dev`: its API key is known, its probes need none, and a web page may
+//! point a name of its own at this machine and call both from the browser of a user (DNS rebinding).
 
 use std::sync::Arc;
 

@@ -6,7 +6,9 @@
 //! with `0xdeadbeef` then reverts, so that failures can be seen too. With a chain each has its own key and really signs:
 //! `signer` (nonces, sending, following), `node` (what the chain's node says, over `rpc`), `raw_transaction` (encoding and
 //! signature), `signed` (a transaction's signed form). `on_chain` lets the relayers of tests sign too. `stored` is a record's way between core and journal.
+//! `hosts` refuses requests of foreign web pages.
 
+mod hosts;
 mod journal;
 mod node;
 mod on_chain;
@@ -30,6 +32,7 @@ use crate::{
 };
 use alloy_primitives::Address;
 use anyhow::Context;
+use axum::http::request::Parts;
 
 /// Final records that are kept; older ones are 404, as they are at the real relayer after some hours.
 const FINAL_RECORDS_MAX: usize = 100_000;
@@ -40,6 +43,8 @@ pub struct DevRelayerOptions {
     pub index: usize,
     /// Port on 127.0.0.1; a free one when absent.
     pub port: Option<u16>,
+    /// Host names that requests may be for, in lower case; any when empty.
+    pub hosts: Vec<String>,
     /// Bearer token that callers must present.
     pub api_key: String,
     /// Target of its webhooks.
@@ -66,6 +71,7 @@ pub struct DevRelayer {
 pub(crate) struct DevParts {
     pub(crate) journal: Journal,
     pub(crate) signer: Option<Signer>,
+    hosts: Vec<String>,
 }
 
 impl DevRelayer {
@@ -74,7 +80,8 @@ impl DevRelayer {
     /// # Errors
     /// When the journal cannot be read or the port is taken.
     pub async fn start(options: DevRelayerOptions) -> anyhow::Result<Self> {
-        let DevRelayerOptions { index, port, api_key, webhook_url, webhook_key, journal, seed, step, chain } = options;
+        let DevRelayerOptions { index, port, hosts, api_key, webhook_url, webhook_key, journal, seed, step, chain } =
+            options;
         let signer = chain.map(Signer::new).transpose().context("build the chain's client")?;
         let address = signer.as_ref().map(|signer| signer.address);
         let id = format!("dev-relayer-{index}");
@@ -111,7 +118,7 @@ impl DevRelayer {
             }
             (core.records().count(), core.records().filter(|record| !record.status.is_final()).count())
         };
-        driver.dev = Some(DevParts { journal, signer });
+        driver.dev = Some(DevParts { journal, signer, hosts });
         let driver = Arc::new(driver);
         let relayer = Relayer::with_driver(Arc::clone(&driver), port.unwrap_or_else(free_port));
         relayer.listen().await.with_context(|| format!("listen on 127.0.0.1:{}", relayer.port()))?;
@@ -164,6 +171,12 @@ impl DevParts {
 
     pub(crate) fn notified(&self, number: u64) {
         log_failure(self.journal.mark_notified(number));
+    }
+
+    /// Before anything else: the refusal of a request for another host.
+    pub(crate) fn refuse(&self, head: &Parts) -> Option<SimResponse> {
+        let refusal = "this development relayer answers for localhost only; `baton dev --host NAME` adds a name";
+        (!hosts::is_for_one_of(&self.hosts, head)).then(|| failure(421, refusal))
     }
 
     /// Before `/status` and `/balance` on a chain: the real relayer asks its node each time, and fails without it.

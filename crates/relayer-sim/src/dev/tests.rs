@@ -58,6 +58,7 @@ impl DevFixture {
         let options = DevRelayerOptions {
             index,
             port: None,
+            hosts: Vec::new(),
             api_key: KEY.to_owned(),
             webhook_url: self.webhook_url.clone(),
             webhook_key: "whsec-0123456789abcdef0123456789abcdef".to_owned(),

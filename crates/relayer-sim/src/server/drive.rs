@@ -230,6 +230,10 @@ pub(super) async fn serve(
     request: Request,
 ) -> Response {
     let (head, body) = request.into_parts();
+    #[cfg(feature = "dev")]
+    if let Some(refusal) = driver.dev.as_ref().and_then(|dev| dev.refuse(&head)) {
+        return answer(refusal);
+    }
     let query = head.uri.query().unwrap_or_default();
     if driver.options.mode == Mode::Audited {
         let (method, path) = (head.method.to_string(), head.uri.path().to_owned());
