@@ -10,6 +10,7 @@ use crate::http::outgoing::{self, ConnectionLimits};
 use crate::timestamp::Timestamp;
 
 const BODY: &str = "{\"to\":\"0x00\"}";
+const ANSWER_BYTES_MAX: usize = 1000;
 
 fn transport() -> HttpTransport {
     let limits = ConnectionLimits { idle: Duration::from_secs(3), unacknowledged: Some(Duration::from_secs(5)) };
@@ -18,7 +19,7 @@ fn transport() -> HttpTransport {
 
 fn post(url: String, fence: Option<SendFence>, timeout: Duration) -> Request {
     let body = Some(Bytes::from_static(BODY.as_bytes()));
-    Request { method: Method::POST, url, body, fence, timeout, answer_bytes_max: 1000 }
+    Request { method: Method::POST, url, body, fence, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
 }
 
 async fn listen() -> (TcpListener, String) {
@@ -77,6 +78,55 @@ async fn bytes_of_a_request_that_is_given_up_are_dropped() {
     let mut received = Vec::new();
     let end = accepted.unwrap().0.read_to_end(&mut received).await;
     assert_eq!(end.map_err(|error| error.kind()), Err(std::io::ErrorKind::ConnectionReset));
+}
+
+/// Sends a request, which is answered with this and nothing after it; the connection is returned too.
+async fn answered_with(transport: &HttpTransport, answer: &str) -> (Result<Response, TransportError>, TcpStream) {
+    let (listener, url) = listen().await;
+    let answering = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_request(&mut stream).await;
+        // Fails if the client gives up before the end.
+        stream.write_all(answer.as_bytes()).await.ok();
+        stream
+    };
+    tokio::join!(transport.send(post(url, None, Duration::from_secs(20))), answering)
+}
+
+fn with_length(length: usize) -> String {
+    format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{}", "x".repeat(length))
+}
+
+/// `count` chunks of 100 bytes, without the last chunk.
+fn chunks(count: usize) -> String {
+    let chunk = format!("64\r\n{}\r\n", "x".repeat(100));
+    format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{}", chunk.repeat(count))
+}
+
+#[tokio::test]
+async fn an_answer_longer_than_allowed_is_not_read_to_its_end() {
+    let transport = transport();
+    // The chunks never end: a client that waits for the rest runs into its time limit.
+    for (answer, arrives_whole) in [
+        (with_length(ANSWER_BYTES_MAX + 1), true),
+        (with_length(1 << 20), false),
+        (chunks(11), false),
+        (chunks(10_000), false),
+    ] {
+        let head: String = answer.chars().take(60).collect();
+        let (received, mut stream) = answered_with(&transport, &answer).await;
+        let failed = received.unwrap_err();
+        assert_eq!((failed.kind, failed.status), (TransportFailure::AnswerTooLong, Some(StatusCode::OK)), "{head}");
+        if !arrives_whole {
+            // With a reset, if bytes were left unread.
+            let end = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut [0; 1])).await;
+            assert!(matches!(end, Ok(Ok(0) | Err(_))), "the connection is closed: {end:?}");
+        }
+    }
+    for answer in [with_length(ANSWER_BYTES_MAX), format!("{}0\r\n\r\n", chunks(10))] {
+        let (received, _stream) = answered_with(&transport, &answer).await;
+        assert_eq!(received.unwrap().body.len(), ANSWER_BYTES_MAX, "as long as allowed");
+    }
 }
 
 #[tokio::test]
