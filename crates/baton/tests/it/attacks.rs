@@ -75,6 +75,23 @@ async fn read_head(stream: &mut TcpStream) -> String {
     }
 }
 
+/// The answer with its body, from a connection that stays open.
+async fn read_answer(stream: &mut TcpStream) -> String {
+    let mut read = String::new();
+    loop {
+        if let Some((head, body)) = read.split_once("\r\n\r\n")
+            && let Some(length) = head.lines().find_map(|line| line.strip_prefix("content-length: "))
+            && length.parse() == Ok(body.len())
+        {
+            return read;
+        }
+        let mut piece = [0; 1024];
+        let count = tokio::time::timeout(SOON, stream.read(&mut piece)).await.expect("an answer").unwrap();
+        assert_ne!(count, 0, "it was closed after {read:?}");
+        read.push_str(std::str::from_utf8(&piece[..count]).unwrap());
+    }
+}
+
 /// A field of `/proc/PID/status`, in MiB.
 fn memory_mib(process: &Process, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id().unwrap())).unwrap();
@@ -181,6 +198,40 @@ async fn probes_answer_while_clients_hold_every_connection() {
         assert!(!end.starts_with("HTTP/1.1 200"), "{end}");
     }
     relay.send_serial(1).await;
+}
+
+/// Otherwise a client would keep a connection for one request, for as long as it likes.
+#[tokio::test]
+async fn a_connection_that_is_idle_after_its_answers_is_closed() {
+    let relay = RelaySetup::relayers(1).env("IDLE_TIMEOUT_MS", "1500").start().await;
+    let mut stream = connect(&relay, address(2)).await;
+    for _ in 0..2 {
+        stream.write_all(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let answer = read_answer(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with(r#"{"status":"ok"}"#), "{answer}");
+    }
+    let end = read_head(&mut stream).await;
+    assert_eq!(end, "(closed)", "nothing more comes, and it ends in order");
+}
+
+#[tokio::test]
+async fn a_request_head_over_16_kib_is_refused_before_its_end() {
+    const HEAD_BYTES_MAX: usize = 16 * 1024;
+    // Longer than a test waits for an answer.
+    let relay = RelaySetup::relayers(1).env("IDLE_TIMEOUT_MS", "120000").start().await;
+    let start = "GET /live HTTP/1.1\r\nhost: x\r\nx-filler: ";
+    let filled = |bytes: usize| format!("{start}{}", "a".repeat(bytes - start.len()));
+    for bytes in [HEAD_BYTES_MAX, 64 * 1024] {
+        let mut stream = connect(&relay, address(2)).await;
+        // The head never ends: a service without the limit waits for more of it.
+        stream.write_all(filled(bytes).as_bytes()).await.unwrap();
+        let answer = read_head(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 431 "), "{bytes}: {answer}");
+    }
+    let mut stream = connect(&relay, address(2)).await;
+    stream.write_all(format!("{}\r\n\r\n", filled(HEAD_BYTES_MAX - 100)).as_bytes()).await.unwrap();
+    let answer = read_head(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 /// Otherwise the service accepts in vain, at full speed and with a log line each time.
