@@ -7,7 +7,7 @@
 //! attempt leads to is stored by the handler ([`super::delivery`]) in one commit; settling a message here only frees its
 //! place, or gives back what was not tried.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -33,6 +33,9 @@ const OWNER_QUARTERS: usize = 3;
 const FAILING_QUARTERS: usize = 2;
 /// Pause between two looks for due deliveries while there are none.
 const POLL: Duration = Duration::from_millis(100);
+/// Longest wait of a receive that found endpoints with nothing to lease. It leaves them out, and it has only the places that
+/// were free when it began.
+const BLOCKED_WAIT: Duration = Duration::from_secs(1);
 
 /// See the top of this file.
 pub struct OutboxQueue {
@@ -92,10 +95,12 @@ impl OutboxQueue {
         self.lock().deliveries.get(&receipt.0).map(|(delivery, _)| delivery.clone())
     }
 
-    /// Leases what is due, at most `max`.
-    async fn lease_due(&self, max: usize) -> Result<Vec<Message>, QueueError> {
+    /// Leases what is due for endpoints other than `blocked`, at most `max`. If there is nothing to lease for the endpoints
+    /// whose turn it is, adds them to `blocked`.
+    async fn lease_due(&self, max: usize, blocked: &mut HashSet<EndpointId>) -> Result<Vec<Message>, QueueError> {
         let now = self.clock.now();
-        let due = self.store.due_endpoints(now).await.map_err(queue_error)?;
+        let mut due = self.store.due_endpoints(now).await.map_err(queue_error)?;
+        due.retain(|due| !blocked.contains(&due.id));
         let places = self.lock().places(&due, max, self.concurrency);
         if places.is_empty() {
             return Ok(Vec::new());
@@ -103,6 +108,9 @@ impl OutboxQueue {
         let kinds: HashMap<EndpointId, Place> = due.iter().map(|due| (due.id, Place::of(due))).collect();
         let lease = self.random.uuid_v4();
         let leased = self.store.lease_deliveries(&places, now, now + self.lease, lease).await.map_err(queue_error)?;
+        if leased.is_empty() {
+            blocked.extend(places.iter().map(|(endpoint, _)| *endpoint));
+        }
         let mut in_flight = self.lock();
         let messages = leased.into_iter().map(|delivery| {
             let receipt = Receipt(format!("{} {} {lease}", delivery.endpoint, delivery.event));
@@ -240,12 +248,19 @@ impl Queue for OutboxQueue {
     }
 
     async fn receive(&self, max: usize, wait: Duration) -> Result<Vec<Message>, QueueError> {
-        let until = self.clock.instant() + wait;
+        let mut until = self.clock.instant() + wait;
+        let mut blocked = HashSet::new();
         loop {
-            let leased = self.lease_due(max).await?;
+            let before = blocked.len();
+            let leased = self.lease_due(max, &mut blocked).await?;
             let now = self.clock.instant();
             if !leased.is_empty() || now >= until {
                 return Ok(leased);
+            }
+            if blocked.len() > before {
+                // The next endpoints at once.
+                until = until.min(now + BLOCKED_WAIT);
+                continue;
             }
             self.clock.sleep(POLL.min(until - now)).await;
         }
