@@ -37,7 +37,8 @@ pub trait NotificationStore: Send + Sync + 'static {
     async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError>;
 
     /// Leases due deliveries until `until`, at most `places` of each endpoint: the longest due first, and never one that
-    /// follows an undelivered event of the same transaction: that is not due before the earlier one has ended.
+    /// follows an undelivered event of the same transaction: that is not due before the earlier one has ended. Of an endpoint
+    /// that has nothing else due, such deliveries are put off, so that [`Self::due_endpoints`] does not list it.
     async fn lease_deliveries(
         &self,
         places: &[(EndpointId, usize)],
@@ -46,7 +47,8 @@ pub trait NotificationStore: Send + Sync + 'static {
         lease: Uuid,
     ) -> Result<Vec<Delivery>, StoreError>;
 
-    /// Ends leases without an attempt: the deliveries are due again now, if this lease still holds them.
+    /// Ends leases without an attempt, if this lease still holds them: the deliveries are due again now, or after an earlier
+    /// event of the same transaction.
     async fn return_deliveries(&self, deliveries: &[Delivery], now: Timestamp) -> Result<(), StoreError>;
 
     /// Records an attempt and what follows from it, in one commit. A success counts even if the lease was lost; a failure
@@ -239,8 +241,8 @@ pub enum EndpointThen {
         /// The pause, if any.
         paused_until: Option<Timestamp>,
     },
-    /// It is disabled, and what it waits for is given up: up to 10,000 events, so that the commit stays short. The rest
-    /// waits until it is enabled.
+    /// It is disabled. After that commit, what it waits for is given up, the longest due first and up to 10,000 events. The
+    /// rest waits until it is enabled.
     Disable {
         /// Why, for people.
         reason: String,
@@ -317,8 +319,11 @@ impl AttemptRecord {
 /// When an event is due that waits for an earlier one of its transaction: the last second of the year 9999.
 pub(super) const PARKED: Timestamp = Timestamp(253_402_300_799_000);
 
-/// Deliveries that one [`EndpointThen::Disable`] gives up.
-pub(super) const GIVEN_UP_AT_ONCE: u32 = 10_000;
+/// Deliveries that one commit gives up after an [`EndpointThen::Disable`].
+pub(super) const GIVEN_UP_AT_ONCE: u32 = 1000;
+
+/// Such commits after one [`EndpointThen::Disable`].
+pub(super) const GIVE_UP_PAGES_MAX: u32 = 10;
 
 /// Events that one commit of [`NotificationStore::requeue`] makes due again.
 pub(super) const REQUEUED_AT_ONCE: usize = 2000;
@@ -337,15 +342,19 @@ pub(super) type EventPlace = (Timestamp, String);
 pub(super) struct MissedPage {
     /// Events that the endpoint asks for and does not have.
     pub missed: Vec<String>,
+    /// Events that are parked behind none, and that nothing would make due.
+    pub stranded: Vec<String>,
     events: usize,
     last: Option<EventPlace>,
 }
 
 impl MissedPage {
-    /// The next event of the page, of this kind; `known` if the endpoint has it.
-    pub fn add(&mut self, endpoint: &Endpoint, place: EventPlace, kind: &str, known: bool) {
-        if !known && endpoint.events.iter().any(|wanted| wanted.name() == kind) {
-            self.missed.push(place.1.clone());
+    /// The next event of the page, of this kind. `delivery`: whether its delivery is stranded, if the endpoint has one.
+    pub fn add(&mut self, endpoint: &Endpoint, place: EventPlace, kind: &str, delivery: Option<bool>) {
+        match delivery {
+            None if endpoint.events.iter().any(|wanted| wanted.name() == kind) => self.missed.push(place.1.clone()),
+            Some(true) => self.stranded.push(place.1.clone()),
+            _ => {}
         }
         self.events += 1;
         self.last = Some(place);

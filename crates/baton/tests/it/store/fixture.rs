@@ -60,6 +60,37 @@ impl StoreFixture {
         }
     }
 
+    /// Writes 12,100 events, each of a transaction of its own and one hour after its endpoint was registered, and has them
+    /// due for every endpoint.
+    pub async fn write_backlog(&self) {
+        const DELIVERIES: &str = "INSERT INTO webhook_deliveries \
+             (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
+             SELECT endpoint.id, events.id, transaction_id, position, events.created_at, events.created_at, 0 \
+             FROM events, webhook_endpoints AS endpoint WHERE events.id LIKE 'backlog%'";
+        self.execute(match &self.database {
+            TestDatabase::Sqlite { .. } => {
+                "INSERT INTO events (id, api_key, transaction_id, position, type, created_at, payload) \
+                 WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 110) \
+                 SELECT 'backlog' || a.n || '-' || b.n, api_key, randomblob(16), 1, 'transaction.submitted', \
+                 created_at + 3600000, '{}' FROM number AS a, number AS b, webhook_endpoints"
+            }
+            TestDatabase::MySql(_) => {
+                "INSERT INTO events (id, api_key, transaction_id, position, type, created_at, payload) \
+                 WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 110) \
+                 SELECT CONCAT('backlog', a.n, '-', b.n), api_key, UUID(), 1, 'transaction.submitted', \
+                 created_at + INTERVAL 1 HOUR, '{}' FROM number AS a, number AS b, webhook_endpoints"
+            }
+        })
+        .await;
+        self.execute(DELIVERIES).await;
+    }
+
+    /// A connection to the MySQL database that bypasses the store.
+    pub async fn mysql_connection(&self) -> (&Schema, MySqlConnection) {
+        let TestDatabase::MySql(schema) = &self.database else { panic!("this is SQLite") };
+        (schema, schema.connect().await)
+    }
+
     /// How the database reads this list.
     pub async fn list_plan(&self, filter: &Filter, before: Option<ListPlace>) -> Vec<String> {
         match &self.database {

@@ -311,7 +311,7 @@ pub async fn count(schema: &Schema) -> i64 {
 
 /// Waits until a statement with this beginning has been running for a second in this database. (The server caches its own
 /// list of lock waits while it is being polled.)
-async fn until_blocked(schema: &Schema, statement: &str) {
+pub async fn until_blocked(schema: &Schema, statement: &str) {
     const SQL: &str = "SELECT COUNT(*) FROM information_schema.processlist \
         WHERE db = DATABASE() AND info LIKE CONCAT(?, '%') AND time >= 1";
     let connection = tokio::sync::Mutex::new(schema.connect().await);

@@ -8,6 +8,8 @@ use std::time::Duration;
 use baton::clock::Clock;
 use baton::config::{Config, NotifyConfig, Secret, Service};
 use baton::notify::notifier::Notifier;
+use baton::notify::outbox_queue::OutboxQueue;
+use baton::randomness::Randomness;
 use baton::relay::state::event::{Event, EventId, EventType};
 use baton::relay::state::transaction::{FailedBy, Moved, Status, Step, Transaction, TransactionId};
 use baton::relay::store::Saved;
@@ -17,10 +19,12 @@ use baton::relay::store::notifications::{
 };
 use baton::timestamp::Timestamp;
 use harness::wait::eventually;
+use pipeline::Queue;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::fixture::{StoreFixture, now};
+use super::mysql::until_blocked;
 use crate::relay_fixture::SOON;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -47,7 +51,11 @@ on_every_database! {
     a_repeated_event_waits_for_an_earlier_one
     what_waits_for_its_next_attempt_is_recovered_and_a_pause_ends
     an_endpoint_is_deleted_with_everything_of_it
-    an_enabled_endpoint_gets_what_waited_for_an_event_that_was_given_up
+    a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was
+    an_event_whose_process_died_waits_for_an_earlier_one
+    an_event_that_is_given_back_waits_for_an_earlier_one
+    an_event_that_waits_for_a_delivered_one_is_recovered
+    an_endpoint_with_nothing_to_lease_leaves_its_place_to_others
 }
 
 fn endpoint(owner: &str, events: &[EventType]) -> Endpoint {
@@ -101,6 +109,11 @@ async fn save(fixture: &StoreFixture, before: &Transaction, moved: Moved) -> Tra
 async fn lease(fixture: &StoreFixture, endpoint: &Endpoint, at: Timestamp) -> Vec<Delivery> {
     let store = &fixture.notifications;
     store.lease_deliveries(&[(endpoint.id, 100)], at, at + MINUTE, Uuid::new_v4()).await.unwrap()
+}
+
+async fn lease_many(fixture: &StoreFixture, endpoint: &Endpoint, max: usize) -> Vec<Delivery> {
+    let (places, at) = ([(endpoint.id, max)], now() + MINUTE);
+    fixture.notifications.lease_deliveries(&places, at, at + MINUTE, Uuid::new_v4()).await.unwrap()
 }
 
 fn kinds(deliveries: &[Delivery]) -> Vec<EventType> {
@@ -589,20 +602,101 @@ async fn an_endpoint_is_deleted_with_everything_of_it(fixture: &StoreFixture) {
     assert_eq!(store.attempts(other.id, None, 9).await.unwrap().len(), 1);
 }
 
-/// An endpoint that is disabled with a large backlog gives up a part of it, and with it the events that others wait for.
-async fn an_enabled_endpoint_gets_what_waited_for_an_event_that_was_given_up(fixture: &StoreFixture) {
+async fn a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was(fixture: &StoreFixture) {
     let store = &fixture.notifications;
     let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
     let row = submitted(fixture).await;
     failed(fixture, &row).await;
-    let disabled = Some(Disabled { at: now(), reason: "answered 410".to_owned() });
-    assert!(store.change_endpoint(&Endpoint { disabled, ..endpoint.clone() }).await.unwrap());
-    let given_up = "UPDATE webhook_deliveries SET due_at = NULL, ended_at = created_at, ended = 'given-up' \
-         WHERE event_id LIKE '%submitted'";
-    fixture.execute(given_up).await;
-    assert!(store.change_endpoint(&Endpoint { version: 2, ..endpoint.clone() }).await.unwrap());
-    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap().len(), 1);
+    fixture.write_backlog().await;
+    let late = now() + MINUTE * 180;
+    let places = [(endpoint.id, 2)];
+    let mut leased = store.lease_deliveries(&places, late, late + MINUTE, Uuid::new_v4()).await.unwrap();
+    // One of the backlog fails; the row's first event is given back, and so the longest due.
+    let first = leased.remove(1);
+    store.return_deliveries(&leased, now()).await.unwrap();
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned() };
+    let record = AttemptRecord { now: late, ..record(&first, DeliveryThen::GivenUp, gone) };
+    store.record_attempt(&record).await.unwrap();
+    let counts = store.endpoint_counts(endpoint.id).await.unwrap();
+    assert_eq!(counts.given_up, 1 + 10_000);
+    let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert!(store.change_endpoint(&Endpoint { disabled: None, ..stored }).await.unwrap());
+    let places = [(endpoint.id, 3000)];
+    let leased = store.lease_deliveries(&places, late, late + MINUTE, Uuid::new_v4()).await.unwrap();
+    assert_eq!(leased.len(), 12_100 + 2 - 10_001, "the rest waits until it is enabled");
+    assert!(kinds(&leased).contains(&EventType::Failed));
+}
+
+/// The second event was in flight when the first was made due again, and its process was killed.
+async fn an_event_whose_process_died_waits_for_an_earlier_one(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
+    let row = submitted(fixture).await;
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    deliver(fixture, &first).await;
+    failed(fixture, &row).await;
     assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE).await), [EventType::Failed]);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event.clone()), now()).await.unwrap().queued, 1);
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    let (at, late) = (now() + MINUTE * 10, now() + MINUTE * 60);
+    let fails = EndpointThen::Fails { paused_until: None };
+    store.record_attempt(&record(&first, DeliveryThen::RetryAt(late), fails)).await.unwrap();
+    assert!(lease(fixture, &endpoint, at).await.is_empty(), "it follows the first one");
+    assert_eq!(store.due_endpoints(at).await.unwrap(), [], "it would take the places of others, in vain");
+    let first = lease(fixture, &endpoint, late).await.remove(0);
+    assert_eq!(first.kind, EventType::Submitted);
+    deliver(fixture, &first).await;
+    assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE).await), [EventType::Failed]);
+}
+
+async fn an_event_that_is_given_back_waits_for_an_earlier_one(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
+    let row = submitted(fixture).await;
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    deliver(fixture, &first).await;
+    failed(fixture, &row).await;
+    let second = lease(fixture, &endpoint, now() + MINUTE).await;
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event.clone()), now()).await.unwrap().queued, 1);
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    store.return_deliveries(&second, now()).await.unwrap();
+    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap(), []);
+    deliver(fixture, &first).await;
+    assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE).await), [EventType::Failed]);
+}
+
+/// As a process of another version could leave it.
+async fn an_event_that_waits_for_a_delivered_one_is_recovered(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let start = now();
+    let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
+    let row = submitted(fixture).await;
+    failed(fixture, &row).await;
+    let delivered = "UPDATE webhook_deliveries SET due_at = NULL, ended_at = created_at, ended = 'delivered' \
+         WHERE event_id LIKE '%submitted'";
+    fixture.execute(delivered).await;
+    assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap(), []);
+    let recovered = store.requeue(endpoint.id, &Requeue::Since(start - MINUTE), now()).await.unwrap();
+    assert_eq!(recovered, Requeued { queued: 1, next_since: None });
+    assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE).await), [EventType::Failed]);
+}
+
+/// The longest overdue delivery has no event, so there is nothing to lease for its endpoint.
+async fn an_endpoint_with_nothing_to_lease_leaves_its_place_to_others(fixture: &StoreFixture) {
+    let blocked = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    fixture.execute("DELETE FROM events").await;
+    assert!(fixture.notifications.change_endpoint(&Endpoint { events: Vec::new(), ..blocked }).await.unwrap());
+    let healthy = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    let (store, random) = (Arc::clone(&fixture.notifications), Randomness::system());
+    let queue = OutboxQueue::new(store, Clock::system(), random, MINUTE, 64);
+    let received = queue.receive(1, Duration::ZERO).await.unwrap();
+    assert!(received.is_empty(), "the endpoint with nothing to lease has the first turn");
+    fixture.execute("UPDATE webhook_deliveries SET due_at = created_at, lease = NULL").await;
+    let received = queue.receive(1, SOON).await.unwrap();
+    let endpoints: Vec<_> = received.iter().filter_map(|message| queue.delivery(&message.receipt)).collect();
+    assert_eq!(endpoints.iter().map(|delivery| delivery.endpoint).collect::<Vec<_>>(), [healthy.id]);
 }
 
 /// A planner that takes another index reads every delivery that the endpoint ever had, at each look for due ones.
@@ -647,4 +741,81 @@ async fn mysql_reads_one_transaction_for_a_redelivery_and_none_for_a_change() {
     assert!(store.change_endpoint(&Endpoint { description: None, ..endpoint }).await.unwrap());
     let read = fixture.mysql_rows_read("webhook_deliveries").await - before;
     assert!(read < 20, "{read} rows read");
+}
+
+/// The statement that gives up what waits must not go through what was delivered in thirty days.
+#[tokio::test]
+async fn mysql_reads_only_deliveries_that_wait_when_it_disables_an_endpoint() {
+    const ENDED: usize = 300;
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted]).await;
+    for _ in 0..ENDED {
+        submitted(&fixture).await;
+    }
+    for delivery in &lease_many(&fixture, &endpoint, ENDED).await {
+        deliver(&fixture, delivery).await;
+    }
+    for _ in 0..3 {
+        submitted(&fixture).await;
+    }
+    let first = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned() };
+    let before = fixture.mysql_rows_read("webhook_deliveries").await;
+    fixture.notifications.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
+    let read = fixture.mysql_rows_read("webhook_deliveries").await - before;
+    assert!(0 < read && read < 50, "{read} rows read");
+    assert_eq!(fixture.notifications.endpoint_counts(endpoint.id).await.unwrap().given_up, 3);
+}
+
+/// A client could not enable its endpoint if that took longer than a statement may.
+#[tokio::test]
+async fn mysql_reads_no_backlog_when_an_endpoint_is_enabled() {
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted, EventType::Failed]).await;
+    for _ in 0..100 {
+        let row = submitted(&fixture).await;
+        failed(&fixture, &row).await;
+    }
+    let store = &fixture.notifications;
+    let disabled = Some(Disabled { at: now(), reason: "disabled by its owner".to_owned() });
+    assert!(store.change_endpoint(&Endpoint { disabled, ..endpoint.clone() }).await.unwrap());
+    let before = fixture.mysql_rows_read("webhook_deliveries").await;
+    assert!(store.change_endpoint(&Endpoint { version: 2, ..endpoint }).await.unwrap());
+    assert_eq!(fixture.mysql_rows_read("webhook_deliveries").await - before, 0);
+}
+
+/// The second event fails again while another process commits the delivery of the first, which was made due again.
+#[tokio::test]
+async fn mysql_parks_no_event_behind_one_that_ends_at_the_same_time() {
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted, EventType::Failed]).await;
+    let row = submitted(&fixture).await;
+    let first = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
+    deliver(&fixture, &first).await;
+    failed(&fixture, &row).await;
+    let store = Arc::clone(&fixture.notifications);
+    let second = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
+    let fails = EndpointThen::Fails { paused_until: None };
+    store.record_attempt(&record(&second, DeliveryThen::RetryAt(now()), fails.clone())).await.unwrap();
+    let second = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event), now()).await.unwrap().queued, 1);
+
+    let (schema, mut rival) = fixture.mysql_connection().await;
+    for sql in [
+        "BEGIN",
+        "SELECT id FROM transactions FOR UPDATE",
+        "UPDATE webhook_deliveries SET due_at = NULL, ended = 'delivered' WHERE event_id LIKE '%submitted'",
+    ] {
+        sqlx::query(sql).execute(&mut rival).await.unwrap();
+    }
+    let late = now() + MINUTE * 60;
+    let failed_again = record(&second, DeliveryThen::RetryAt(late), fails);
+    let mut recording = tokio::spawn(async move { store.record_attempt(&failed_again).await });
+    tokio::select! {
+        () = until_blocked(schema, "SELECT id FROM transactions") => {}
+        recorded = &mut recording => panic!("it did not wait for the other event's end: {recorded:?}"),
+    }
+    sqlx::query("COMMIT").execute(&mut rival).await.unwrap();
+    recording.await.unwrap().unwrap();
+    assert_eq!(kinds(&lease(&fixture, &endpoint, late + MINUTE).await), [EventType::Failed]);
 }

@@ -1,7 +1,10 @@
 //! Takes deliveries, and writes what follows from an attempt in one commit: the log, the delivery, the next event of its
 //! transaction, the endpoint's health and the timeline.
 
+use std::collections::BTreeSet;
+
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use time::PrimitiveDateTime;
 use uuid::Uuid;
 
 use super::accept::chunks;
@@ -11,7 +14,7 @@ use super::notifications::required_moment;
 use crate::relay::state::event::{EventId, EventType};
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, Delivery, DeliveryThen, EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, PARKED,
+    Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, DeliveryThen, EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, PARKED,
 };
 use crate::timestamp::Timestamp;
 
@@ -74,19 +77,70 @@ pub(super) async fn lease_of(
     Ok(leased)
 }
 
+/// Parks what is due for the endpoint and follows an earlier event of its transaction: it was leased, or written, when that
+/// one was made due again. Returns how many transactions have such a delivery.
+pub(super) async fn park_blocked(
+    connection: &mut MySqlConnection,
+    endpoint: EndpointId,
+    now: Timestamp,
+) -> Result<usize, sqlx::Error> {
+    const FIND: &str = "SELECT DISTINCT transaction_id FROM webhook_deliveries AS delivery \
+         FORCE INDEX (webhook_deliveries_due) WHERE endpoint_id = ? AND open = 1 AND due_at <= ? AND EXISTS (SELECT 1 \
+          FROM webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
+          WHERE earlier.endpoint_id = delivery.endpoint_id AND earlier.transaction_id = delivery.transaction_id \
+          AND earlier.position < delivery.position AND earlier.open = 1) LIMIT ?";
+    let statement = sqlx::query(FIND).bind(endpoint.to_string()).bind(datetime(now));
+    let rows = statement.bind(u64::try_from(CHANGED_AT_ONCE).unwrap_or(u64::MAX)).fetch_all(&mut *connection).await?;
+    let found = rows.iter().map(|row| row.try_get(0)).collect::<Result<BTreeSet<String>, _>>()?;
+    lock_transactions(connection, &found).await?;
+    park_followers(connection, endpoint, &found, now).await?;
+    Ok(found.len())
+}
+
+/// Ends a lease without an attempt: the delivery is due now, or after an earlier event of its transaction.
+pub(super) async fn give_back(
+    connection: &mut MySqlConnection,
+    delivery: &Delivery,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    const SQL: &str = "UPDATE webhook_deliveries SET due_at = ?, lease = NULL \
+         WHERE endpoint_id = ? AND event_id = ? AND lease = ? AND due_at IS NOT NULL";
+    let due_at = if has_earlier(connection, delivery).await? { PARKED } else { now };
+    sqlx::query(SQL)
+        .bind(datetime(due_at))
+        .bind(delivery.endpoint.to_string())
+        .bind(&delivery.event.0)
+        .bind(delivery.lease.as_bytes().as_slice())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// Locks these transactions in the order in which a save locks them. Every commit that parks a delivery, or ends one that
+/// others may be parked behind, does so first: otherwise one could be parked behind another that ends at the same time, and
+/// nothing would make it due again.
+pub(super) async fn lock_transactions(
+    connection: &mut MySqlConnection,
+    transactions: &BTreeSet<String>,
+) -> Result<(), sqlx::Error> {
+    let transactions: Vec<_> = transactions.iter().collect();
+    for some in chunks(&transactions) {
+        let places = vec!["?"; some.len()].join(", ");
+        let sql = format!("SELECT id FROM transactions WHERE id IN ({places}) ORDER BY id FOR UPDATE");
+        let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql));
+        some.iter().fold(statement, |statement, id| statement.bind(*id)).fetch_all(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Records the attempt; returns whether it has disabled its endpoint.
 pub(super) async fn record_attempt(
     connection: &mut MySqlConnection,
     record: &AttemptRecord,
-) -> Result<(), sqlx::Error> {
+) -> Result<bool, sqlx::Error> {
     let AttemptRecord { delivery, attempt, then, now, .. } = record;
-    let step = record.step();
-    if step.is_some() {
-        // Steps are numbered under the row's lock, which a save takes first, too.
-        sqlx::query("SELECT 1 FROM transactions WHERE id = ? FOR UPDATE")
-            .bind(id(delivery.transaction))
-            .fetch_all(&mut *connection)
-            .await?;
-    }
+    // Steps of the timeline are numbered under this lock, too.
+    lock_transactions(connection, &BTreeSet::from([id(delivery.transaction)])).await?;
     add_attempt(connection, delivery.endpoint, attempt).await?;
     let (sql, at) = match then {
         DeliveryThen::Delivered => (
@@ -113,16 +167,48 @@ pub(super) async fn record_attempt(
         .execute(&mut *connection)
         .await?;
     if moved.rows_affected() == 0 {
-        return Ok(());
+        return Ok(false);
     }
     if !matches!(then, DeliveryThen::RetryAt(_)) {
         release_next(connection, delivery, *now).await?;
     }
-    change_health(connection, record).await?;
-    if let Some(step) = step {
+    let is_disabled = change_health(connection, record).await?;
+    if let Some(step) = record.step() {
         add_step(connection, delivery.transaction, &step, *now).await?;
     }
-    Ok(())
+    Ok(is_disabled)
+}
+
+/// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled as the record says. Returns
+/// how many: fewer than [`GIVEN_UP_AT_ONCE`] once none are left.
+pub(super) async fn give_up_some(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<u64, sqlx::Error> {
+    const FIND: &str = "SELECT event_id, transaction_id FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+         WHERE endpoint_id = ? AND open = 1 ORDER BY due_at LIMIT ?";
+    const DISABLED: &str = "SELECT 1 FROM webhook_endpoints WHERE id = ? AND version = ? AND disabled_at IS NOT NULL \
+         LOCK IN SHARE MODE";
+    let (endpoint, now) = (record.delivery.endpoint, record.now);
+    let rows = sqlx::query(FIND).bind(endpoint.to_string()).bind(GIVEN_UP_AT_ONCE).fetch_all(&mut *connection).await?;
+    let (mut events, mut transactions) = (Vec::new(), BTreeSet::new());
+    for row in &rows {
+        events.push(row.try_get::<String, _>(0)?);
+        transactions.insert(row.try_get(1)?);
+    }
+    lock_transactions(connection, &transactions).await?;
+    let disabled = sqlx::query(DISABLED).bind(endpoint.to_string()).bind(record.endpoint_version + 1);
+    if disabled.fetch_optional(&mut *connection).await?.is_none() {
+        return Ok(0);
+    }
+    for some in chunks(&events) {
+        let sql = format!(
+            "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?, ended = 'given-up' \
+             WHERE endpoint_id = ? AND event_id IN ({}) AND due_at IS NOT NULL",
+            vec!["?"; some.len()].join(", ")
+        );
+        let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql)).bind(datetime(now)).bind(endpoint.to_string());
+        some.iter().fold(statement, |statement, event| statement.bind(event)).execute(&mut *connection).await?;
+    }
+    park_followers(connection, endpoint, &transactions, now).await?;
+    Ok(events.len() as u64)
 }
 
 pub(super) async fn add_attempt(
@@ -185,38 +271,42 @@ async fn has_earlier(connection: &mut MySqlConnection, delivery: &Delivery) -> R
 }
 
 /// Parks what is due behind an earlier event of these transactions, and makes due what is parked behind none: after events
-/// were made due by other means than the end of the one before.
+/// were made due, or given up, by other means than an attempt. A delivery in flight is left alone until its lease has ended.
 pub(super) async fn park_followers(
     connection: &mut MySqlConnection,
     endpoint: EndpointId,
-    transactions: &[String],
+    transactions: &BTreeSet<String>,
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
     const EARLIER: &str = "webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
          ON earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
          AND earlier.position < later.position AND earlier.open = 1";
     const LATER: &str = "UPDATE webhook_deliveries AS later FORCE INDEX (webhook_deliveries_open)";
-    let (endpoint, parked) = (endpoint.to_string(), datetime(PARKED));
-    for some in chunks(transactions) {
+    let (endpoint, parked, now) = (endpoint.to_string(), datetime(PARKED), datetime(now));
+    let transactions: Vec<_> = transactions.iter().collect();
+    for some in chunks(&transactions) {
         let places = vec!["?"; some.len()].join(", ");
         let of_these = format!("later.endpoint_id = ? AND later.transaction_id IN ({places}) AND later.open = 1");
         let park = format!(
-            "{LATER} JOIN {EARLIER} SET later.due_at = ? WHERE {of_these} AND later.due_at < ? AND later.lease IS NULL"
+            "{LATER} JOIN {EARLIER} SET later.due_at = ?, later.lease = NULL \
+             WHERE {of_these} AND later.due_at < ? AND (later.lease IS NULL OR later.due_at <= ?)"
         );
         let release = format!(
             "{LATER} LEFT JOIN {EARLIER} SET later.due_at = ? \
              WHERE {of_these} AND later.due_at = ? AND earlier.endpoint_id IS NULL"
         );
-        for (sql, due_at) in [(park, parked), (release, datetime(now))] {
-            let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql)).bind(due_at).bind(&endpoint);
-            let statement = some.iter().fold(statement, |statement, transaction| statement.bind(transaction));
-            statement.bind(parked).execute(&mut *connection).await?;
-        }
+        let bound = |sql: String, due_at: PrimitiveDateTime| {
+            let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql)).bind(due_at).bind(endpoint.clone());
+            some.iter().fold(statement, |statement, transaction| statement.bind((*transaction).clone())).bind(parked)
+        };
+        bound(park, parked).bind(now).execute(&mut *connection).await?;
+        bound(release, now).execute(&mut *connection).await?;
     }
     Ok(())
 }
 
-async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<(), sqlx::Error> {
+/// Returns whether the endpoint is disabled now and was not before.
+async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<bool, sqlx::Error> {
     let AttemptRecord { delivery, attempt, endpoint: then, endpoint_version: version, now, .. } = record;
     let endpoint = delivery.endpoint.to_string();
     match then {
@@ -237,15 +327,10 @@ async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord)
         EndpointThen::Disable { reason } => {
             const DISABLE: &str = "UPDATE webhook_endpoints SET disabled_at = ?, disabled_reason = ?, updated_at = ?, \
                  version = version + 1 WHERE id = ? AND disabled_at IS NULL AND version = ?";
-            const GIVE_UP: &str = "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?, \
-                 ended = 'given-up' WHERE endpoint_id = ? AND due_at IS NOT NULL LIMIT ?";
             let statement = sqlx::query(DISABLE).bind(datetime(*now)).bind(reason).bind(datetime(*now));
             let disabled = statement.bind(&endpoint).bind(version).execute(&mut *connection).await?;
-            if disabled.rows_affected() > 0 {
-                let statement = sqlx::query(GIVE_UP).bind(datetime(*now)).bind(endpoint);
-                statement.bind(GIVEN_UP_AT_ONCE).execute(connection).await?;
-            }
+            return Ok(disabled.rows_affected() > 0);
         }
     }
-    Ok(())
+    Ok(false)
 }

@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use sqlx::{MySqlConnection, Row};
 use time::PrimitiveDateTime;
 use uuid::Uuid;
 
 use super::MySqlStore;
-use super::accept::chunks;
-use super::attempt_record::{lease_of, record_attempt};
-use super::columns::{Statement, datetime, id, milliseconds, parse_id};
+use super::attempt_record::{give_back, give_up_some, lease_of, lock_transactions, park_blocked, record_attempt};
+use super::columns::{datetime, id, milliseconds, parse_id};
 use super::outbox::{put_deliveries, put_events};
 use super::outcome::{End, is_duplicate, work};
-use super::requeue::{add_missed, hurry, read_missed, requeue_event, requeue_given_up};
+use super::requeue::{add_missed, hurry, read_missed, release_stranded, requeue_event, requeue_given_up};
 use crate::config::Secret;
 use crate::relay::state::event::{Event, EventId};
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId,
-    NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX, Requeue, Requeued, event_names, parse_events,
+    Attempt, AttemptRecord, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId, GIVE_UP_PAGES_MAX,
+    GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUE_PAGES_MAX, Requeue, Requeued, event_names,
+    parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -86,9 +86,6 @@ impl NotificationStore for MySqlStore {
              paused_until = CASE WHEN (disabled_at IS NOT NULL AND ? IS NULL) OR url <> ? THEN NULL ELSE paused_until END, \
              url = ?, events = ?, description = ?, secret = ?, previous_secret = ?, previous_until = ?, updated_at = ?, \
              version = version + 1, disabled_at = ?, disabled_reason = ? WHERE id = ? AND version = ?";
-        if endpoint.disabled.is_none() {
-            self.release_orphans(endpoint.id, endpoint.updated_at).await?;
-        }
         self.pool
             .transact(work!(connection => {
                 let disabled_at = endpoint.disabled.as_ref().map(|disabled| datetime(disabled.at));
@@ -176,30 +173,35 @@ impl NotificationStore for MySqlStore {
         until: Timestamp,
         lease: Uuid,
     ) -> Result<Vec<Delivery>, StoreError> {
-        self.pool
-            .transact(work!(connection => {
-                let mut leased = Vec::new();
-                for (endpoint, max) in places {
-                    leased.extend(lease_of(connection, *endpoint, *max, now, until, lease).await?);
-                }
-                Ok(End::Keep(leased))
-            }))
-            .await
+        let leased = self.pool.transact(work!(connection => {
+            let mut leased = Vec::new();
+            for (endpoint, max) in places {
+                leased.extend(lease_of(connection, *endpoint, *max, now, until, lease).await?);
+            }
+            Ok(End::Keep(leased))
+        }));
+        let leased = leased.await?;
+        let is_empty = |endpoint: EndpointId| leased.iter().all(|delivery| delivery.endpoint != endpoint);
+        for (endpoint, _) in places.iter().filter(|(endpoint, _)| is_empty(*endpoint)) {
+            let parked = self.pool.transact(work!(connection => {
+                Ok(End::Keep(park_blocked(connection, *endpoint, now).await?))
+            }));
+            if let Err(failure) = parked.await {
+                // The next look tries again; what is leased is not lost for it.
+                tracing::debug!(action = "store_retry", "{failure}");
+            }
+        }
+        Ok(leased)
     }
 
     async fn return_deliveries(&self, deliveries: &[Delivery], now: Timestamp) -> Result<(), StoreError> {
-        const SQL: &str = "UPDATE webhook_deliveries SET due_at = ?, lease = NULL \
-             WHERE endpoint_id = ? AND event_id = ? AND lease = ? AND due_at IS NOT NULL";
+        let transactions = deliveries.iter().map(|delivery| id(delivery.transaction)).collect();
+        let transactions = &transactions;
         self.pool
             .transact(work!(connection => {
+                lock_transactions(connection, transactions).await?;
                 for delivery in deliveries {
-                    sqlx::query(SQL)
-                        .bind(datetime(now))
-                        .bind(delivery.endpoint.to_string())
-                        .bind(&delivery.event.0)
-                        .bind(delivery.lease.as_bytes().as_slice())
-                        .execute(&mut *connection)
-                        .await?;
+                    give_back(connection, delivery, now).await?;
                 }
                 Ok(End::Keep(()))
             }))
@@ -207,14 +209,20 @@ impl NotificationStore for MySqlStore {
     }
 
     async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError> {
-        self.pool
-            .transact(work!(connection => match record_attempt(connection, record).await {
-                Ok(()) => Ok(End::Keep(())),
-                // Another connection took the number of a step.
-                Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
-                Err(error) => Err(error),
-            }))
-            .await
+        let recorded = self.pool.transact(work!(connection => match record_attempt(connection, record).await {
+            Ok(is_disabled) => Ok(End::Keep(is_disabled)),
+            // Another connection took the number of a step.
+            Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
+            Err(error) => Err(error),
+        }));
+        let mut pages = if recorded.await? { GIVE_UP_PAGES_MAX } else { 0 };
+        while pages > 0 {
+            let given_up = self.pool.transact(work!(connection => {
+                Ok(End::Keep(give_up_some(connection, record).await?))
+            }));
+            pages = if given_up.await? < u64::from(GIVEN_UP_AT_ONCE) { 0 } else { pages - 1 };
+        }
+        Ok(())
     }
 
     async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError> {
@@ -248,11 +256,14 @@ impl NotificationStore for MySqlStore {
         };
         let (mut queued, mut pages) = (0, 0..REQUEUE_PAGES_MAX);
         loop {
-            let again = self.pool.transact(work!(connection => {
-                let waiting = hurry(connection, endpoint, since, now).await?;
-                Ok(End::Keep(waiting + requeue_given_up(connection, endpoint, since, now).await?))
+            // Two commits: the first locks the endpoint, the second the transactions, as an attempt does in another order.
+            let hurried = self.pool.transact(work!(connection => {
+                Ok(End::Keep(hurry(connection, endpoint, since, now).await?))
             }));
-            let again = again.await?;
+            let given_up = self.pool.transact(work!(connection => {
+                Ok(End::Keep(requeue_given_up(connection, endpoint, since, now).await?))
+            }));
+            let again = hurried.await? + given_up.await?;
             queued += again;
             if again == 0 {
                 break;
@@ -269,12 +280,13 @@ impl NotificationStore for MySqlStore {
             let place = &place;
             let page = self.pool.read(work!(connection => read_missed(connection, found, place).await));
             let page = page.await?;
-            let missed = &page.missed;
-            if !missed.is_empty() {
+            let (missed, stranded) = (&page.missed, &page.stranded);
+            if !missed.is_empty() || !stranded.is_empty() {
                 let added = self.pool.transact(work!(connection => {
+                    release_stranded(connection, endpoint, stranded, now).await?;
                     Ok(End::Keep(add_missed(connection, endpoint, missed, now).await?))
                 }));
-                queued += added.await?;
+                queued += added.await? + stranded.len() as u64;
             }
             after = page.next();
         }
@@ -370,47 +382,6 @@ impl NotificationStore for MySqlStore {
             deleted += some.await?;
         }
         Ok(deleted)
-    }
-}
-
-impl MySqlStore {
-    /// Makes due what waits for an event that is no longer open: those that a disabled endpoint gave up released none.
-    async fn release_orphans(&self, endpoint: EndpointId, now: Timestamp) -> Result<(), StoreError> {
-        const FIND: &str = "SELECT later.event_id FROM webhook_deliveries AS later FORCE INDEX (webhook_deliveries_due) \
-             WHERE later.endpoint_id = ? AND later.open = 1 AND later.due_at = ? AND NOT EXISTS (SELECT 1 \
-              FROM webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
-              WHERE earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
-              AND earlier.position < later.position AND earlier.open = 1) LIMIT ?";
-        if self.endpoint(endpoint).await?.is_none_or(|stored| stored.disabled.is_none()) {
-            return Ok(());
-        }
-        let max = u64::try_from(CHANGED_AT_ONCE).unwrap_or(u64::MAX);
-        loop {
-            let found = self.pool.read(work!(connection => {
-                let statement = sqlx::query(FIND).bind(endpoint.to_string()).bind(datetime(PARKED)).bind(max);
-                let rows = statement.fetch_all(connection).await?;
-                rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, sqlx::Error>>()
-            }));
-            let found = found.await?;
-            if found.is_empty() {
-                return Ok(());
-            }
-            let found = &found;
-            let released = self.pool.transact(work!(connection => {
-                for some in chunks(found) {
-                    let sql = format!(
-                        "UPDATE webhook_deliveries SET due_at = ? WHERE endpoint_id = ? AND due_at = ? AND event_id IN ({})",
-                        vec!["?"; some.len()].join(", ")
-                    );
-                    let statement: Statement<'_> =
-                        sqlx::query(AssertSqlSafe(sql)).bind(datetime(now)).bind(endpoint.to_string());
-                    let statement = statement.bind(datetime(PARKED));
-                    some.iter().fold(statement, |statement, event| statement.bind(event)).execute(&mut *connection).await?;
-                }
-                Ok(End::Keep(()))
-            }));
-            released.await?;
-        }
     }
 }
 

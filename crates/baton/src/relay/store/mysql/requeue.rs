@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::chunks;
-use super::attempt_record::park_followers;
+use super::attempt_record::{lock_transactions, park_followers};
 use super::columns::{Statement, datetime};
 use super::notifications::required_moment;
 use crate::relay::state::event::EventId;
@@ -33,6 +33,8 @@ pub(super) async fn requeue_event(
     if found.is_none() {
         return Ok(0);
     }
+    let transactions = transactions_of(connection, std::slice::from_ref(&event.0)).await?;
+    lock_transactions(connection, &transactions).await?;
     sqlx::query(ADD)
         .bind(endpoint.id.to_string())
         .bind(datetime(now))
@@ -41,7 +43,6 @@ pub(super) async fn requeue_event(
         .bind(endpoint.owner.as_bytes())
         .execute(&mut *connection)
         .await?;
-    let transactions = transactions_of(connection, std::slice::from_ref(&event.0)).await?;
     park_followers(connection, endpoint.id, &transactions, now).await?;
     Ok(1)
 }
@@ -88,6 +89,8 @@ pub(super) async fn requeue_given_up(
         .fetch_all(&mut *connection)
         .await?;
     let found = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?;
+    let transactions = transactions_of(connection, &found).await?;
+    lock_transactions(connection, &transactions).await?;
     for some in chunks(&found) {
         let sql = format!(
             "UPDATE webhook_deliveries SET due_at = ?, lease = NULL, attempts = 0, ended_at = NULL, ended = NULL \
@@ -97,13 +100,12 @@ pub(super) async fn requeue_given_up(
         let statement: Statement<'_> = sqlx::query(AssertSqlSafe(sql)).bind(datetime(now)).bind(endpoint.to_string());
         some.iter().fold(statement, |statement, event| statement.bind(event)).execute(&mut *connection).await?;
     }
-    let transactions = transactions_of(connection, &found).await?;
     park_followers(connection, endpoint, &transactions, now).await?;
     Ok(found.len() as u64)
 }
 
 /// The transactions of these events, each once.
-async fn transactions_of(connection: &mut MySqlConnection, events: &[String]) -> Result<Vec<String>, sqlx::Error> {
+async fn transactions_of(connection: &mut MySqlConnection, events: &[String]) -> Result<BTreeSet<String>, sqlx::Error> {
     let mut found = BTreeSet::new();
     for some in chunks(events) {
         let places = vec!["?"; some.len()].join(", ");
@@ -114,7 +116,7 @@ async fn transactions_of(connection: &mut MySqlConnection, events: &[String]) ->
             found.insert(row.try_get(0)?);
         }
     }
-    Ok(found.into_iter().collect())
+    Ok(found)
 }
 
 /// What the endpoint has missed among the next events after this place.
@@ -123,16 +125,22 @@ pub(super) async fn read_missed(
     endpoint: &Endpoint,
     after: &EventPlace,
 ) -> Result<MissedPage, sqlx::Error> {
-    const KNOWN: &str = "EXISTS (SELECT 1 FROM webhook_deliveries WHERE endpoint_id = ? AND event_id = events.id)";
+    // NULL: it has none; 1: one that is parked behind none.
+    const DELIVERY: &str = "(SELECT later.due_at <=> ? AND NOT EXISTS (SELECT 1 \
+          FROM webhook_deliveries AS earlier FORCE INDEX (webhook_deliveries_open) \
+          WHERE earlier.endpoint_id = later.endpoint_id AND earlier.transaction_id = later.transaction_id \
+          AND earlier.position < later.position AND earlier.open = 1) \
+         FROM webhook_deliveries AS later WHERE later.endpoint_id = ? AND later.event_id = events.id)";
     let owned = match endpoint.owner.as_str() {
         EVERY_KEY => "FORCE INDEX (events_created_at) WHERE ? = ''",
         _ => "FORCE INDEX (events_api_key) WHERE api_key = ?",
     };
     let sql = format!(
-        "SELECT id, created_at, type, {KNOWN} FROM events {owned} \
+        "SELECT id, created_at, type, {DELIVERY} FROM events {owned} \
          AND created_at >= ? AND (created_at > ? OR id > ?) ORDER BY created_at, id LIMIT ?"
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
+        .bind(datetime(PARKED))
         .bind(endpoint.id.to_string())
         .bind(endpoint.owner.as_bytes())
         .bind(datetime(after.0))
@@ -144,10 +152,22 @@ pub(super) async fn read_missed(
     let mut page = MissedPage::default();
     for row in &rows {
         let kind: String = row.try_get(2)?;
-        let known = row.try_get::<i64, _>(3)? != 0;
-        page.add(endpoint, (required_moment(row, 1)?, row.try_get(0)?), &kind, known);
+        let delivery = row.try_get::<Option<i64>, _>(3)?;
+        page.add(endpoint, (required_moment(row, 1)?, row.try_get(0)?), &kind, delivery.map(|parked| parked != 0));
     }
     Ok(page)
+}
+
+/// Makes these events due, unless an earlier one of their transaction waits by now.
+pub(super) async fn release_stranded(
+    connection: &mut MySqlConnection,
+    endpoint: EndpointId,
+    events: &[String],
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let transactions = transactions_of(connection, events).await?;
+    lock_transactions(connection, &transactions).await?;
+    park_followers(connection, endpoint, &transactions, now).await
 }
 
 /// Adds these events, unless the endpoint has them by now; returns how many.
@@ -157,6 +177,8 @@ pub(super) async fn add_missed(
     events: &[String],
     now: Timestamp,
 ) -> Result<u64, sqlx::Error> {
+    let transactions = transactions_of(connection, events).await?;
+    lock_transactions(connection, &transactions).await?;
     let mut added = 0;
     for some in chunks(events) {
         let places = vec!["?"; some.len()].join(", ");
@@ -169,7 +191,6 @@ pub(super) async fn add_missed(
         let statement = some.iter().fold(statement, |statement, event| statement.bind(event));
         added += statement.execute(&mut *connection).await?.rows_affected();
     }
-    let transactions = transactions_of(connection, events).await?;
     park_followers(connection, endpoint, &transactions, now).await?;
     Ok(added)
 }

@@ -4,15 +4,51 @@
 use std::collections::BTreeSet;
 
 use rusqlite::{Connection, params};
+use uuid::Uuid;
 
 use super::statements::add_step;
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::notifications::{
-    AttemptRecord, Delivery, DeliveryThen, EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, PARKED,
+    AttemptRecord, CHANGED_AT_ONCE, Delivery, DeliveryThen, EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, PARKED,
 };
 use crate::timestamp::Timestamp;
 
-pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<(), rusqlite::Error> {
+/// Parks what is due for the endpoint and follows an earlier event of its transaction: it was leased when that one was made
+/// due again.
+pub(super) fn park_blocked(
+    connection: &Connection,
+    endpoint: EndpointId,
+    now: Timestamp,
+) -> Result<usize, rusqlite::Error> {
+    let max = i64::try_from(CHANGED_AT_ONCE).unwrap_or(i64::MAX);
+    connection
+        .prepare_cached(&format!(
+            "UPDATE webhook_deliveries SET due_at = ?3, lease = NULL WHERE endpoint_id = ?1 AND event_id IN \
+             (SELECT event_id FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
+              WHERE endpoint_id = ?1 AND due_at <= ?2 AND {EARLIER} LIMIT ?4)"
+        ))?
+        .execute(params![endpoint.0.as_bytes(), now.0, PARKED.0, max])
+}
+
+/// Ends a lease without an attempt: the delivery is due now, or after an earlier event of its transaction.
+pub(super) fn give_back(connection: &Connection, delivery: &Delivery, now: Timestamp) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached(&format!(
+            "UPDATE webhook_deliveries SET due_at = CASE WHEN {EARLIER} THEN ?5 ELSE ?3 END, lease = NULL \
+             WHERE endpoint_id = ?1 AND event_id = ?2 AND lease = ?4 AND due_at IS NOT NULL"
+        ))?
+        .execute(params![
+            delivery.endpoint.0.as_bytes(),
+            delivery.event.0,
+            now.0,
+            delivery.lease.as_bytes(),
+            PARKED.0
+        ])?;
+    Ok(())
+}
+
+/// Records the attempt; returns whether it has disabled its endpoint.
+pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<bool, rusqlite::Error> {
     let AttemptRecord { delivery, attempt, then, now, .. } = record;
     let endpoint = delivery.endpoint.0.as_bytes();
     connection
@@ -54,16 +90,38 @@ pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) ->
             .execute(params![endpoint, delivery.event.0, delivery.lease.as_bytes(), at.0, PARKED.0])?,
     };
     if moved == 0 {
-        return Ok(());
+        return Ok(false);
     }
     if !matches!(then, DeliveryThen::RetryAt(_)) {
         release_next(connection, delivery, *now)?;
     }
-    change_health(connection, record)?;
+    let is_disabled = change_health(connection, record)?;
     if let Some(step) = record.step() {
         add_step(connection, delivery.transaction, &step, *now)?;
     }
-    Ok(())
+    Ok(is_disabled)
+}
+
+/// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled as the record says. Returns
+/// how many: fewer than [`GIVEN_UP_AT_ONCE`] once none are left.
+pub(super) fn give_up_some(connection: &Connection, record: &AttemptRecord) -> Result<u32, rusqlite::Error> {
+    let (endpoint, now) = (record.delivery.endpoint, record.now);
+    let id = endpoint.0.as_bytes();
+    let mut give_up = connection.prepare_cached(
+        "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?2, ended = 'given-up' \
+         WHERE endpoint_id = ?1 AND event_id IN (SELECT event_id FROM webhook_deliveries \
+          INDEXED BY webhook_deliveries_due WHERE endpoint_id = ?1 AND due_at IS NOT NULL ORDER BY due_at LIMIT ?3) \
+         AND EXISTS (SELECT 1 FROM webhook_endpoints WHERE id = ?1 AND version = ?4 AND disabled_at IS NOT NULL) \
+         RETURNING transaction_id",
+    )?;
+    let key = params![id, now.0, GIVEN_UP_AT_ONCE, record.endpoint_version + 1];
+    let (mut given_up, mut transactions) = (0, BTreeSet::new());
+    for transaction in give_up.query_map(key, |row| row.get::<_, [u8; 16]>(0))? {
+        given_up += 1;
+        transactions.insert(TransactionId(Uuid::from_bytes(transaction?)));
+    }
+    park_followers(connection, endpoint, &transactions, now)?;
+    Ok(given_up)
 }
 
 /// Makes the next event of the transaction due once this one has ended. The index is named: a planner without statistics may
@@ -97,7 +155,7 @@ pub(super) const EARLIER: &str = "EXISTS (SELECT 1 FROM webhook_deliveries AS ea
       AND earlier.position < webhook_deliveries.position AND earlier.due_at IS NOT NULL)";
 
 /// Parks what is due behind an earlier event of these transactions, and makes due what is parked behind none: after events
-/// were made due by other means than the end of the one before.
+/// were made due, or given up, by other means than an attempt. A delivery in flight is left alone until its lease has ended.
 pub(super) fn park_followers(
     connection: &Connection,
     endpoint: EndpointId,
@@ -106,8 +164,8 @@ pub(super) fn park_followers(
 ) -> Result<(), rusqlite::Error> {
     const OF_TRANSACTION: &str = "endpoint_id = ?1 AND transaction_id = ?2 AND due_at IS NOT NULL";
     let mut park = connection.prepare_cached(&format!(
-        "UPDATE webhook_deliveries INDEXED BY webhook_deliveries_open SET due_at = ?3 \
-         WHERE {OF_TRANSACTION} AND due_at < ?3 AND lease IS NULL AND {EARLIER}"
+        "UPDATE webhook_deliveries INDEXED BY webhook_deliveries_open SET due_at = ?3, lease = NULL \
+         WHERE {OF_TRANSACTION} AND due_at < ?3 AND (lease IS NULL OR due_at <= ?4) AND {EARLIER}"
     ))?;
     let mut release = connection.prepare_cached(&format!(
         "UPDATE webhook_deliveries INDEXED BY webhook_deliveries_open SET due_at = ?4 \
@@ -115,13 +173,14 @@ pub(super) fn park_followers(
     ))?;
     for transaction in transactions {
         let (endpoint, transaction) = (endpoint.0.as_bytes(), transaction.0.as_bytes());
-        park.execute(params![endpoint, transaction, PARKED.0])?;
+        park.execute(params![endpoint, transaction, PARKED.0, now.0])?;
         release.execute(params![endpoint, transaction, PARKED.0, now.0])?;
     }
     Ok(())
 }
 
-fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<(), rusqlite::Error> {
+/// Returns whether the endpoint is disabled now and was not before.
+fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<bool, rusqlite::Error> {
     let AttemptRecord { delivery, attempt, endpoint: then, endpoint_version: version, now, .. } = record;
     let id = delivery.endpoint.0.as_bytes();
     match then {
@@ -148,16 +207,8 @@ fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<(), 
                      version = version + 1 WHERE id = ?1 AND disabled_at IS NULL AND version = ?4",
                 )?
                 .execute(params![id, now.0, reason, version])?;
-            if disabled > 0 {
-                connection
-                    .prepare_cached(
-                        "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?2, ended = 'given-up' \
-                         WHERE endpoint_id = ?1 AND event_id IN (SELECT event_id FROM webhook_deliveries \
-                          WHERE endpoint_id = ?1 AND due_at IS NOT NULL LIMIT ?3)",
-                    )?
-                    .execute(params![id, now.0, GIVEN_UP_AT_ONCE])?;
-            }
+            return Ok(disabled > 0);
         }
     }
-    Ok(())
+    Ok(false)
 }

@@ -8,16 +8,17 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
 use super::SqliteStore;
-use super::attempt_record::{EARLIER, record_attempt};
+use super::attempt_record::{give_back, give_up_some, park_blocked, record_attempt};
 use super::outbox::{put_delivery, put_event};
-use super::requeue::{add_missed, hurry, read_missed, requeue_event, requeue_given_up};
+use super::requeue::{add_missed, hurry, read_missed, release_stranded, requeue_event, requeue_given_up};
 use crate::config::Secret;
 use crate::relay::state::event::{Event, EventId, EventType};
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
     Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId,
-    NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX, Requeue, Requeued, event_names, parse_events,
+    GIVE_UP_PAGES_MAX, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUE_PAGES_MAX, Requeue, Requeued,
+    event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -64,9 +65,6 @@ impl NotificationStore for SqliteStore {
     }
 
     async fn change_endpoint(&self, endpoint: &Endpoint) -> Result<bool, StoreError> {
-        if endpoint.disabled.is_none() {
-            self.release_orphans(endpoint.id, endpoint.updated_at).await?;
-        }
         let endpoint = endpoint.clone();
         self.write(move |connection| {
             let (previous, until) = previous(&endpoint);
@@ -187,7 +185,11 @@ impl NotificationStore for SqliteStore {
                         lease,
                     })
                 })?;
-                for delivery in found.collect::<Result<Vec<_>, _>>()? {
+                let found = found.collect::<Result<Vec<_>, _>>()?;
+                if found.is_empty() {
+                    park_blocked(connection, endpoint, now)?;
+                }
+                for delivery in found {
                     take.execute(params![endpoint.0.as_bytes(), delivery.event.0, until.0, lease.as_bytes()])?;
                     leased.push(delivery);
                 }
@@ -199,23 +201,20 @@ impl NotificationStore for SqliteStore {
 
     async fn return_deliveries(&self, deliveries: &[Delivery], now: Timestamp) -> Result<(), StoreError> {
         let deliveries = deliveries.to_vec();
-        self.write(move |connection| {
-            let mut give_back = connection.prepare_cached(
-                "UPDATE webhook_deliveries SET due_at = ?3, lease = NULL \
-                 WHERE endpoint_id = ?1 AND event_id = ?2 AND lease = ?4 AND due_at IS NOT NULL",
-            )?;
-            for delivery in &deliveries {
-                let endpoint = delivery.endpoint.0.as_bytes();
-                give_back.execute(params![endpoint, delivery.event.0, now.0, delivery.lease.as_bytes()])?;
-            }
-            Ok(())
-        })
-        .await
+        self.write(move |connection| deliveries.iter().try_for_each(|delivery| give_back(connection, delivery, now)))
+            .await
     }
 
     async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError> {
-        let record = record.clone();
-        self.write(move |connection| record_attempt(connection, &record)).await
+        let recorded = record.clone();
+        let is_disabled = self.write(move |connection| record_attempt(connection, &recorded)).await?;
+        let mut pages = if is_disabled { GIVE_UP_PAGES_MAX } else { 0 };
+        while pages > 0 {
+            let record = record.clone();
+            let given_up = self.write(move |connection| give_up_some(connection, &record)).await?;
+            pages = if given_up < GIVEN_UP_AT_ONCE { 0 } else { pages - 1 };
+        }
+        Ok(())
     }
 
     async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError> {
@@ -268,9 +267,13 @@ impl NotificationStore for SqliteStore {
             }
             let reader = found.clone();
             let mut page = self.read(move |connection| read_missed(connection, &reader, &place)).await?;
-            let missed = std::mem::take(&mut page.missed);
-            if !missed.is_empty() {
-                queued += self.write(move |connection| add_missed(connection, endpoint, &missed, now)).await?;
+            let (missed, stranded) = (std::mem::take(&mut page.missed), std::mem::take(&mut page.stranded));
+            if !missed.is_empty() || !stranded.is_empty() {
+                let added = self.write(move |connection| {
+                    release_stranded(connection, endpoint, &stranded, now)?;
+                    Ok(add_missed(connection, endpoint, &missed, now)? + stranded.len() as u64)
+                });
+                queued += added.await?;
             }
             after = page.next();
         }
@@ -362,42 +365,6 @@ impl NotificationStore for SqliteStore {
             Ok(deleted as u64)
         })
         .await
-    }
-}
-
-impl SqliteStore {
-    /// Makes due what waits for an event that is no longer open: those that a disabled endpoint gave up released none.
-    async fn release_orphans(&self, endpoint: EndpointId, now: Timestamp) -> Result<(), StoreError> {
-        if self.endpoint(endpoint).await?.is_none_or(|stored| stored.disabled.is_none()) {
-            return Ok(());
-        }
-        loop {
-            let found = self
-                .read(move |connection| {
-                    let sql = format!(
-                        "SELECT event_id FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
-                         WHERE endpoint_id = ?1 AND due_at = ?2 AND NOT {EARLIER} LIMIT ?3"
-                    );
-                    let max = i64::try_from(CHANGED_AT_ONCE).unwrap_or(i64::MAX);
-                    let mut statement = connection.prepare_cached(&sql)?;
-                    let key = params![endpoint.0.as_bytes(), PARKED.0, max];
-                    statement.query_map(key, |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()
-                })
-                .await?;
-            if found.is_empty() {
-                return Ok(());
-            }
-            self.write(move |connection| {
-                let mut release = connection.prepare_cached(
-                    "UPDATE webhook_deliveries SET due_at = ?4 WHERE endpoint_id = ?1 AND event_id = ?2 AND due_at = ?3",
-                )?;
-                for event in &found {
-                    release.execute(params![endpoint.0.as_bytes(), event, PARKED.0, now.0])?;
-                }
-                Ok(())
-            })
-            .await?;
-        }
     }
 }
 

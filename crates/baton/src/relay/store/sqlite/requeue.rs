@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use rusqlite::{Connection, params};
 use uuid::Uuid;
 
-use super::attempt_record::park_followers;
+use super::attempt_record::{EARLIER, park_followers};
 use crate::relay::state::event::EventId;
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::notifications::{
@@ -96,22 +96,40 @@ pub(super) fn read_missed(
     endpoint: &Endpoint,
     after: &EventPlace,
 ) -> Result<MissedPage, rusqlite::Error> {
+    // NULL without a delivery; true for one that is parked behind none.
     let of_owner = if endpoint.owner == EVERY_KEY { "?3 = ?3" } else { "api_key = ?3" };
     let sql = format!(
-        "SELECT id, created_at, type, EXISTS (SELECT 1 FROM webhook_deliveries \
+        "SELECT id, created_at, type, (SELECT due_at IS ?6 AND NOT {EARLIER} FROM webhook_deliveries \
           WHERE endpoint_id = ?5 AND event_id = events.id) FROM events \
          WHERE {of_owner} AND (created_at, id) > (?1, ?2) ORDER BY created_at, id LIMIT ?4"
     );
     let max = i64::try_from(REQUEUED_AT_ONCE).unwrap_or(i64::MAX);
     let mut statement = connection.prepare_cached(&sql)?;
     let id = endpoint.id.0.as_bytes();
-    let mut rows = statement.query(params![after.0.0, after.1, endpoint.owner, max, id])?;
+    let mut rows = statement.query(params![after.0.0, after.1, endpoint.owner, max, id, PARKED.0])?;
     let mut page = MissedPage::default();
     while let Some(row) = rows.next()? {
         let kind: String = row.get(2)?;
         page.add(endpoint, (Timestamp(row.get(1)?), row.get(0)?), &kind, row.get(3)?);
     }
     Ok(page)
+}
+
+/// Makes these events due, unless an earlier one of their transaction waits by now.
+pub(super) fn release_stranded(
+    connection: &Connection,
+    endpoint: EndpointId,
+    events: &[String],
+    now: Timestamp,
+) -> Result<(), rusqlite::Error> {
+    let mut find = connection.prepare_cached("SELECT transaction_id FROM events WHERE id = ?1")?;
+    let mut transactions = BTreeSet::new();
+    for event in events {
+        for transaction in find.query_map([event], |row| row.get::<_, [u8; 16]>(0))? {
+            transactions.insert(TransactionId(Uuid::from_bytes(transaction?)));
+        }
+    }
+    park_followers(connection, endpoint, &transactions, now)
 }
 
 /// Adds these events, unless the endpoint has them by now; returns how many.
