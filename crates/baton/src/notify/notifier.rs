@@ -158,7 +158,7 @@ impl Notifier {
     /// Deletes what is older, in small commits, until nothing is left.
     async fn forget(&self, before: Timestamp, shutdown: &CancellationToken) {
         while !shutdown.is_cancelled() {
-            match self.store.forget_notifications(before, FORGOTTEN_AT_ONCE).await {
+            match self.store.forget_notifications(before, self.clock.now(), FORGOTTEN_AT_ONCE).await {
                 Ok(deleted) if deleted >= FORGOTTEN_AT_ONCE as u64 => {}
                 Ok(_) => return,
                 Err(failure) => {
@@ -171,13 +171,18 @@ impl Notifier {
     async fn keep_up(&self, shutdown: &CancellationToken) {
         loop {
             let now = self.clock.now();
-            if let Ok(counts) = self.store.notification_counts(now).await {
-                let age = counts.oldest_waiting.map(|since| now.since(since)).unwrap_or_default();
-                gauge!("baton_webhook_events_waiting").set(counts.waiting as f64);
-                gauge!("baton_webhook_events_oldest_seconds").set(age.as_secs_f64());
-                gauge!("baton_webhook_endpoints", "state" => "enabled").set(counts.enabled as f64);
-                gauge!("baton_webhook_endpoints", "state" => "disabled").set(counts.disabled as f64);
-                gauge!("baton_webhook_endpoints", "state" => "failing").set(counts.failing as f64);
+            match self.store.notification_counts(now).await {
+                Ok(counts) => {
+                    let age = counts.oldest_waiting.map(|since| now.since(since)).unwrap_or_default();
+                    gauge!("baton_webhook_events_waiting").set(counts.waiting as f64);
+                    gauge!("baton_webhook_events_oldest_seconds").set(age.as_secs_f64());
+                    gauge!("baton_webhook_endpoints", "state" => "enabled").set(counts.enabled as f64);
+                    gauge!("baton_webhook_endpoints", "state" => "disabled").set(counts.disabled as f64);
+                    gauge!("baton_webhook_endpoints", "state" => "failing").set(counts.failing as f64);
+                }
+                Err(failure) => {
+                    warn!(action = "webhook_gauges", "baton_webhook_* gauges are not up to date: {failure}");
+                }
             }
             self.forget(now - self.config.retention, shutdown).await;
             tokio::select! {

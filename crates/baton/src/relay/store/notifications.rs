@@ -1,6 +1,7 @@
 //! The contract of a [`NotificationStore`]: endpoints of clients, and what is still to be delivered to them. Both stores
 //! implement it beside [`super::TransactionStore`], because an event is written in the same commit as the change of its row.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -70,15 +71,16 @@ pub trait NotificationStore: Send + Sync + 'static {
         max: usize,
     ) -> Result<Vec<Attempt>, StoreError>;
 
-    /// Counts for metrics, health and lists.
+    /// Counts for metrics, health and lists; of each endpoint, up to 10,000 deliveries.
     async fn notification_counts(&self, now: Timestamp) -> Result<NotificationCounts, StoreError>;
 
-    /// The same for one endpoint.
+    /// The same for one endpoint, each up to 10,000.
     async fn endpoint_counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, StoreError>;
 
-    /// Deletes up to `max` rows each of ended deliveries, attempts and events without a delivery that are older than
-    /// `before`; returns how many.
-    async fn forget_notifications(&self, before: Timestamp, max: usize) -> Result<u64, StoreError>;
+    /// Deletes what is older than `before`, up to about `max` rows of each kind: ended deliveries with their events, those
+    /// that wait for a disabled endpoint, events without a delivery, and attempts. Returns how many; called again and again,
+    /// it goes on from where it was.
+    async fn forget_notifications(&self, before: Timestamp, now: Timestamp, max: usize) -> Result<u64, StoreError>;
 }
 
 /// The id of an endpoint.
@@ -273,7 +275,7 @@ pub struct Requeued {
 pub struct NotificationCounts {
     /// Deliveries that are not delivered and not given up.
     pub waiting: u64,
-    /// When the event of the oldest of them happened.
+    /// When the oldest of their events happened, and of those that are parked behind others.
     pub oldest_waiting: Option<Timestamp>,
     /// Enabled endpoints.
     pub enabled: u64,
@@ -336,6 +338,41 @@ pub(super) const CHANGED_AT_ONCE: usize = 2000;
 
 /// A place among the events of a key: time and id.
 pub(super) type EventPlace = (Timestamp, String);
+
+/// Deliveries that a count goes up to: a client may ask for it as often as it wants.
+pub(super) const COUNT_MAX: u32 = 10_000;
+
+/// Pages of events that one call of [`NotificationStore::forget_notifications`] looks at.
+pub(super) const FORGET_PAGES_MAX: usize = 50;
+
+/// How far a store has looked for old events without a delivery. An event with one is deleted with its last delivery, so
+/// there is no need to look at it again; now and then it starts anew, for what was overlooked.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Forgotten(Arc<Mutex<Option<(Timestamp, EventPlace)>>>);
+
+impl Forgotten {
+    /// Duration of a pass, at least.
+    const ANEW_EVERY: Duration = Duration::from_secs(3600);
+
+    /// The place to go on from, and whether a new pass begins there.
+    pub fn begin(&self, before: Timestamp) -> (EventPlace, bool) {
+        let mut pass = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*pass {
+            Some((began, place)) if before.since(*began) < Self::ANEW_EVERY => (place.clone(), false),
+            _ => {
+                let start = (Timestamp(0), String::new());
+                *pass = Some((before, start.clone()));
+                (start, true)
+            }
+        }
+    }
+
+    pub fn go_on_from(&self, place: &EventPlace) {
+        if let Some((_, last)) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            last.clone_from(place);
+        }
+    }
+}
 
 /// A page of a key's events, as [`NotificationStore::requeue`] looks at them.
 #[derive(Debug, Default)]

@@ -51,6 +51,11 @@ on_every_database! {
     a_repeated_event_waits_for_an_earlier_one
     what_waits_for_its_next_attempt_is_recovered_and_a_pause_ends
     an_endpoint_is_deleted_with_everything_of_it
+    what_waits_for_a_disabled_endpoint_is_deleted_after_the_retention
+    an_event_follows_an_older_one_that_is_deleted
+    deliveries_without_an_endpoint_are_deleted
+    events_that_no_endpoint_got_are_deleted
+    deliveries_are_counted_up_to_a_limit
     a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was
     an_event_whose_process_died_waits_for_an_earlier_one
     an_event_that_is_given_back_waits_for_an_earlier_one
@@ -92,8 +97,12 @@ async fn submitted(fixture: &StoreFixture) -> Transaction {
 }
 
 async fn failed(fixture: &StoreFixture, row: &Transaction) -> Transaction {
+    failed_at(fixture, row, row.updated_at).await
+}
+
+async fn failed_at(fixture: &StoreFixture, row: &Transaction, at: Timestamp) -> Transaction {
     let mut next = row.clone();
-    next.version += 1;
+    (next.version, next.updated_at) = (next.version + 1, at);
     (next.status, next.failed_by) = (Status::Failed, Some(FailedBy::Relayer));
     (next.error_message, next.check_at) = (Some("it reverted".to_owned()), None);
     save(fixture, row, Moved::new(next, vec![Step::new("failed", "it reverted")])).await
@@ -414,10 +423,10 @@ async fn attempts_are_listed_newest_first_and_old_rows_are_deleted(fixture: &Sto
     let counts = store.notification_counts(now()).await.unwrap();
     assert_eq!((counts.waiting, counts.enabled, counts.disabled), (1, 1, 0));
     assert!(counts.oldest_waiting.is_some());
-    assert_eq!(store.forget_notifications(now() - MINUTE, 100).await.unwrap(), 0);
+    assert_eq!(store.forget_notifications(now() - MINUTE, now(), 100).await.unwrap(), 0);
     let mut deleted = 0;
     loop {
-        let some = store.forget_notifications(now() + MINUTE, 3).await.unwrap();
+        let some = store.forget_notifications(now() + MINUTE, now(), 3).await.unwrap();
         deleted += some;
         if some == 0 {
             break;
@@ -529,7 +538,7 @@ async fn a_notifier_deletes_what_is_older_than_its_retention(fixture: &StoreFixt
         ended = notifier.run(CancellationToken::new()) => panic!("the notifier ended: {ended:?}"),
         () = deleted => {}
     }
-    assert_eq!(store.forget_notifications(now() + MINUTE, 100).await.unwrap(), 0, "nothing is left");
+    assert_eq!(store.forget_notifications(now() + MINUTE, now(), 100).await.unwrap(), 0, "nothing is left");
 }
 
 async fn a_failure_says_nothing_about_a_later_version_of_the_endpoint(fixture: &StoreFixture) {
@@ -602,6 +611,89 @@ async fn an_endpoint_is_deleted_with_everything_of_it(fixture: &StoreFixture) {
     assert_eq!(store.attempts(other.id, None, 9).await.unwrap().len(), 1);
 }
 
+/// Deletes what is older, until nothing is left; returns how many.
+async fn forget(fixture: &StoreFixture, before: Timestamp) -> u64 {
+    let mut deleted = 0;
+    loop {
+        let some = fixture.notifications.forget_notifications(before, now(), 3).await.unwrap();
+        deleted += some;
+        if some == 0 {
+            return deleted;
+        }
+    }
+}
+
+async fn disabled_by_owner(fixture: &StoreFixture, endpoint: &Endpoint) {
+    let disabled = Some(Disabled { at: now(), reason: "disabled by its owner".to_owned() });
+    assert!(fixture.notifications.change_endpoint(&Endpoint { disabled, ..endpoint.clone() }).await.unwrap());
+}
+
+async fn what_waits_for_a_disabled_endpoint_is_deleted_after_the_retention(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
+    for _ in 0..3 {
+        let row = submitted(fixture).await;
+        failed(fixture, &row).await;
+    }
+    assert_eq!(forget(fixture, now() + MINUTE).await, 0, "what waits for an enabled one is kept");
+    disabled_by_owner(fixture, &endpoint).await;
+    assert_eq!(forget(fixture, now() - MINUTE).await, 0);
+    assert_eq!(fixture.notifications.endpoint_counts(endpoint.id).await.unwrap().waiting, 6);
+    assert_eq!(forget(fixture, now() + MINUTE).await, 6 + 6, "deliveries and events");
+    assert_eq!(fixture.notifications.endpoint_counts(endpoint.id).await.unwrap().waiting, 0);
+}
+
+async fn an_event_follows_an_older_one_that_is_deleted(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
+    let row = submitted(fixture).await;
+    let between = now() + Duration::from_millis(1);
+    eventually(SOON, "the clock to go on", || async { (now() > between).then_some(()) }).await;
+    failed_at(fixture, &row, now()).await;
+    disabled_by_owner(fixture, &endpoint).await;
+    assert_eq!(forget(fixture, between).await, 2);
+    assert!(fixture.notifications.change_endpoint(&Endpoint { version: 2, ..endpoint.clone() }).await.unwrap());
+    assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE).await), [EventType::Failed]);
+}
+
+/// As a save leaves them that had read the endpoint before it was deleted.
+async fn deliveries_without_an_endpoint_are_deleted(fixture: &StoreFixture) {
+    let (own, gone) = (registered(fixture, &[EventType::Submitted]).await, endpoint("other", &[EventType::Submitted]));
+    let gone = Endpoint { owner: EVERY_KEY.to_owned(), ..gone };
+    assert!(fixture.notifications.put_endpoint(&gone, 10).await.unwrap());
+    submitted(fixture).await;
+    fixture.execute("DELETE FROM webhook_endpoints WHERE api_key = ''").await;
+    assert_eq!(fixture.notifications.endpoint_counts(gone.id).await.unwrap().waiting, 1);
+    assert_eq!(forget(fixture, now() - MINUTE).await, 1);
+    assert_eq!(fixture.notifications.endpoint_counts(gone.id).await.unwrap().waiting, 0);
+    assert_eq!(fixture.notifications.endpoint_counts(own.id).await.unwrap().waiting, 1);
+}
+
+async fn events_that_no_endpoint_got_are_deleted(fixture: &StoreFixture) {
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    disabled_by_owner(fixture, &endpoint).await;
+    for _ in 0..7 {
+        submitted(fixture).await;
+    }
+    assert_eq!(forget(fixture, now() - MINUTE).await, 0);
+    assert_eq!(forget(fixture, now() + MINUTE).await, 7);
+    submitted(fixture).await;
+    assert_eq!(forget(fixture, now() + MINUTE).await, 1, "it goes on from there");
+}
+
+/// A client may ask as often as it wants, and connections to the store are few.
+async fn deliveries_are_counted_up_to_a_limit(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    fixture.write_backlog().await;
+    assert_eq!(store.endpoint_counts(endpoint.id).await.unwrap().waiting, 10_000);
+    let counts = store.notification_counts(now()).await.unwrap();
+    assert_eq!((counts.waiting, counts.enabled), (10_000, 1));
+    assert!(counts.oldest_waiting.is_some_and(|oldest| oldest < now() + MINUTE), "the backlog is from later");
+    fixture.execute("UPDATE webhook_deliveries SET due_at = NULL, ended = 'given-up'").await;
+    let counts = store.endpoint_counts(endpoint.id).await.unwrap();
+    assert_eq!((counts.waiting, counts.given_up), (0, 10_000));
+}
+
 async fn a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was(fixture: &StoreFixture) {
     let store = &fixture.notifications;
     let endpoint = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
@@ -617,8 +709,6 @@ async fn a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was
     let gone = EndpointThen::Disable { reason: "answered 410".to_owned() };
     let record = AttemptRecord { now: late, ..record(&first, DeliveryThen::GivenUp, gone) };
     store.record_attempt(&record).await.unwrap();
-    let counts = store.endpoint_counts(endpoint.id).await.unwrap();
-    assert_eq!(counts.given_up, 1 + 10_000);
     let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert!(store.change_endpoint(&Endpoint { disabled: None, ..stored }).await.unwrap());
     let places = [(endpoint.id, 3000)];
@@ -818,4 +908,48 @@ async fn mysql_parks_no_event_behind_one_that_ends_at_the_same_time() {
     sqlx::query("COMMIT").execute(&mut rival).await.unwrap();
     recording.await.unwrap().unwrap();
     assert_eq!(kinds(&lease(&fixture, &endpoint, late + MINUTE).await), [EventType::Failed]);
+}
+
+/// Events whose deliveries ended later than they happened are older than the retention, and cannot be deleted yet.
+#[tokio::test]
+async fn mysql_looks_once_at_events_that_cannot_be_deleted_yet() {
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted]).await;
+    for _ in 0..200 {
+        submitted(&fixture).await;
+    }
+    for delivery in &lease_many(&fixture, &endpoint, 200).await {
+        deliver(&fixture, delivery).await;
+    }
+    fixture.execute("UPDATE webhook_deliveries SET ended_at = ended_at + INTERVAL 1 DAY").await;
+    let before = now() + MINUTE;
+    assert_eq!(forget(&fixture, before).await, 200, "the attempts");
+    let read = fixture.mysql_rows_read("events").await;
+    assert_eq!(forget(&fixture, before).await, 0);
+    let read = fixture.mysql_rows_read("events").await - read;
+    assert!(read < 20, "{read} rows read");
+    assert_eq!(forget(&fixture, now() + MINUTE * 60 * 25).await, 400, "with their deliveries");
+}
+
+/// An endpoint is deleted after its deliveries: one that is added between the two would stay for ever.
+#[tokio::test]
+async fn mysql_adds_no_delivery_for_an_endpoint_that_is_being_deleted() {
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted]).await;
+    submitted(&fixture).await;
+    let first = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
+    let (schema, mut rival) = fixture.mysql_connection().await;
+    for sql in ["BEGIN", "DELETE FROM webhook_deliveries", "DELETE FROM webhook_endpoints"] {
+        sqlx::query(sql).execute(&mut rival).await.unwrap();
+    }
+    let (store, event) = (Arc::clone(&fixture.notifications), Requeue::Event(first.event));
+    let mut requeuing = tokio::spawn(async move { store.requeue(endpoint.id, &event, now()).await });
+    tokio::select! {
+        () = until_blocked(schema, "SELECT 1 FROM webhook_endpoints") => {}
+        () = until_blocked(schema, "INSERT INTO webhook_deliveries") => {}
+        requeued = &mut requeuing => panic!("it did not wait for the deletion: {requeued:?}"),
+    }
+    sqlx::query("COMMIT").execute(&mut rival).await.unwrap();
+    assert_eq!(requeuing.await.unwrap().unwrap().queued, 0);
+    assert_eq!(fixture.notifications.endpoint_counts(endpoint.id).await.unwrap().waiting, 0);
 }

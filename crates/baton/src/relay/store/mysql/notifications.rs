@@ -18,9 +18,9 @@ use crate::config::Secret;
 use crate::relay::state::event::{Event, EventId};
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId, GIVE_UP_PAGES_MAX,
-    GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUE_PAGES_MAX, Requeue, Requeued, event_names,
-    parse_events,
+    Attempt, AttemptRecord, COUNT_MAX, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId,
+    GIVE_UP_PAGES_MAX, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX, Requeue,
+    Requeued, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -137,8 +137,8 @@ impl NotificationStore for MySqlStore {
             while run(sql).await? > 0 {}
         }
         let deleted = run("DELETE FROM webhook_endpoints WHERE id = ?").await? > 0;
-        // A save that had read the endpoint before it was disabled.
-        run(CHILDREN[0]).await?;
+        // A save or a recovery that had read the endpoint before; later ones are found by `forget_notifications`.
+        while run(CHILDREN[0]).await? > 0 {}
         Ok(deleted)
     }
 
@@ -325,38 +325,54 @@ impl NotificationStore for MySqlStore {
 
     async fn notification_counts(&self, _: Timestamp) -> Result<NotificationCounts, StoreError> {
         // Endpoint by endpoint, because the index has ended deliveries too.
-        const SQL: &str = "SELECT disabled_at IS NULL, failures, \
-             (SELECT COUNT(*) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
-              WHERE endpoint_id = endpoint.id AND open = 1), \
-             (SELECT MIN(created_at) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
-              WHERE endpoint_id = endpoint.id AND open = 1) \
-             FROM webhook_endpoints AS endpoint";
-        let read = self.pool.read(work!(connection => {
-            let mut counts = NotificationCounts::default();
-            for row in sqlx::query(SQL).fetch_all(connection).await? {
-                let enabled = row.try_get::<i64, _>(0)? != 0;
-                let failing = row.try_get::<u32, _>(1)? > 0;
-                counts.enabled += u64::from(enabled);
-                counts.disabled += u64::from(!enabled);
-                counts.failing += u64::from(enabled && failing);
-                counts.waiting += u64::try_from(row.try_get::<i64, _>(2)?).unwrap_or(0);
-                let oldest = moment(&row, 3)?;
-                counts.oldest_waiting = [counts.oldest_waiting, oldest].into_iter().flatten().min();
-            }
-            Ok(counts)
+        const ENDPOINTS: &str = "SELECT id, disabled_at IS NULL, failures, \
+             EXISTS (SELECT 1 FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+              WHERE endpoint_id = endpoint.id AND open = 1) FROM webhook_endpoints AS endpoint";
+        const WAITING: &str = "SELECT COUNT(*), MIN(created_at) FROM (SELECT created_at \
+              FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+              WHERE endpoint_id = ? AND open = 1 ORDER BY due_at LIMIT ?) AS counted";
+        const PARKED_SINCE: &str = "SELECT MIN(created_at) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+             WHERE endpoint_id = ? AND open = 1 AND due_at = ?";
+        let mut counts = NotificationCounts::default();
+        let endpoints = self.pool.read(work!(connection => {
+            let rows = sqlx::query(ENDPOINTS).fetch_all(connection).await?;
+            let endpoints = rows.iter().map(|row| {
+                let id: String = row.try_get(0)?;
+                Ok((id, row.try_get::<i64, _>(1)? != 0, row.try_get::<u32, _>(2)? > 0, row.try_get::<i64, _>(3)? != 0))
+            });
+            endpoints.collect::<Result<Vec<_>, sqlx::Error>>()
         }));
-        read.await
+        for (id, enabled, failing, waits) in endpoints.await? {
+            counts.enabled += u64::from(enabled);
+            counts.disabled += u64::from(!enabled);
+            counts.failing += u64::from(enabled && failing);
+            if !waits {
+                continue;
+            }
+            let id = &id;
+            let read = self.pool.read(work!(connection => {
+                let row = sqlx::query(WAITING).bind(id).bind(COUNT_MAX).fetch_one(&mut *connection).await?;
+                let parked = sqlx::query(PARKED_SINCE).bind(id).bind(datetime(PARKED)).fetch_one(connection).await?;
+                Ok((row.try_get::<i64, _>(0)?, [moment(&row, 1)?, moment(&parked, 0)?]))
+            }));
+            let (waiting, oldest) = read.await?;
+            counts.waiting += u64::try_from(waiting).unwrap_or(0);
+            counts.oldest_waiting = oldest.into_iter().chain([counts.oldest_waiting]).flatten().min();
+        }
+        Ok(counts)
     }
 
     async fn endpoint_counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, StoreError> {
-        const WAITING: &str = "SELECT COUNT(*) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
-             WHERE endpoint_id = ? AND open = 1";
-        const GIVEN_UP: &str = "SELECT COUNT(*) FROM webhook_deliveries FORCE INDEX (webhook_deliveries_given_up) \
-             WHERE endpoint_id = ? AND ended = 'given-up'";
+        const WAITING: &str = "SELECT COUNT(*) FROM (SELECT 1 FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
+             WHERE endpoint_id = ? AND open = 1 LIMIT ?) AS counted";
+        const GIVEN_UP: &str = "SELECT COUNT(*) FROM (SELECT 1 \
+              FROM webhook_deliveries FORCE INDEX (webhook_deliveries_given_up) \
+              WHERE endpoint_id = ? AND ended = 'given-up' LIMIT ?) AS counted";
         let read = self.pool.read(work!(connection => {
             let mut counts = [0; 2];
             for (count, sql) in counts.iter_mut().zip([WAITING, GIVEN_UP]) {
-                let row = sqlx::query(sql).bind(endpoint.to_string()).fetch_one(&mut *connection).await?;
+                let statement = sqlx::query(sql).bind(endpoint.to_string()).bind(COUNT_MAX);
+                let row = statement.fetch_one(&mut *connection).await?;
                 *count = u64::try_from(row.try_get::<i64, _>(0)?).unwrap_or(0);
             }
             let [waiting, given_up] = counts;
@@ -365,23 +381,11 @@ impl NotificationStore for MySqlStore {
         read.await
     }
 
-    async fn forget_notifications(&self, before: Timestamp, max: usize) -> Result<u64, StoreError> {
-        const DELETES: [&str; 3] = [
-            "DELETE FROM webhook_deliveries WHERE ended_at < ? ORDER BY ended_at LIMIT ?",
-            "DELETE FROM webhook_attempts WHERE at < ? ORDER BY at LIMIT ?",
-            "DELETE FROM events WHERE created_at < ? AND NOT EXISTS \
-             (SELECT 1 FROM webhook_deliveries WHERE event_id = events.id) ORDER BY created_at LIMIT ?",
-        ];
-        let max = u64::try_from(max).unwrap_or(u64::MAX);
-        let mut deleted = 0;
-        for sql in DELETES {
-            let some = self.pool.transact(work!(connection => {
-                let some = sqlx::query(sql).bind(datetime(before)).bind(max).execute(connection).await?;
-                Ok(End::Keep(some.rows_affected()))
-            }));
-            deleted += some.await?;
-        }
-        Ok(deleted)
+    async fn forget_notifications(&self, before: Timestamp, now: Timestamp, max: usize) -> Result<u64, StoreError> {
+        Ok(self.forget_waiting(before, now, max).await?
+            + self.forget_ended(before, max).await?
+            + self.forget_events(before, max).await?
+            + self.forget_attempts(before, max).await?)
     }
 }
 
@@ -447,7 +451,7 @@ fn read_endpoint(row: &MySqlRow) -> Result<Endpoint, sqlx::Error> {
     })
 }
 
-fn endpoint_id(text: &str) -> Result<EndpointId, sqlx::Error> {
+pub(super) fn endpoint_id(text: &str) -> Result<EndpointId, sqlx::Error> {
     let id = parse_id(text).ok_or_else(|| sqlx::Error::Decode("not a UUID".into()))?;
     Ok(EndpointId(id.0))
 }

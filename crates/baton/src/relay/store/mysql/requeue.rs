@@ -35,6 +35,9 @@ pub(super) async fn requeue_event(
     }
     let transactions = transactions_of(connection, std::slice::from_ref(&event.0)).await?;
     lock_transactions(connection, &transactions).await?;
+    if !keeps_endpoint(connection, endpoint.id).await? {
+        return Ok(0);
+    }
     sqlx::query(ADD)
         .bind(endpoint.id.to_string())
         .bind(datetime(now))
@@ -102,6 +105,13 @@ pub(super) async fn requeue_given_up(
     }
     park_followers(connection, endpoint, &transactions, now).await?;
     Ok(found.len() as u64)
+}
+
+/// Whether the endpoint exists; until the end of the commit nothing can delete it. A deletion that has deleted its
+/// deliveries would leave new ones behind.
+async fn keeps_endpoint(connection: &mut MySqlConnection, endpoint: EndpointId) -> Result<bool, sqlx::Error> {
+    const SQL: &str = "SELECT 1 FROM webhook_endpoints WHERE id = ? LOCK IN SHARE MODE";
+    Ok(sqlx::query(SQL).bind(endpoint.to_string()).fetch_optional(connection).await?.is_some())
 }
 
 /// The transactions of these events, each once.
@@ -179,6 +189,9 @@ pub(super) async fn add_missed(
 ) -> Result<u64, sqlx::Error> {
     let transactions = transactions_of(connection, events).await?;
     lock_transactions(connection, &transactions).await?;
+    if !keeps_endpoint(connection, endpoint).await? {
+        return Ok(0);
+    }
     let mut added = 0;
     for some in chunks(events) {
         let places = vec!["?"; some.len()].join(", ");

@@ -16,9 +16,9 @@ use crate::relay::state::event::{Event, EventId, EventType};
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId,
-    GIVE_UP_PAGES_MAX, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, REQUEUE_PAGES_MAX, Requeue, Requeued,
-    event_names, parse_events,
+    Attempt, AttemptRecord, CHANGED_AT_ONCE, COUNT_MAX, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts,
+    EndpointId, GIVE_UP_PAGES_MAX, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX,
+    Requeue, Requeued, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -120,7 +120,10 @@ impl NotificationStore for SqliteStore {
         for sql in CHILDREN {
             while run(sql).await? > 0 {}
         }
-        Ok(run("DELETE FROM webhook_endpoints WHERE id = ?1 AND ?2 > 0").await? > 0)
+        let deleted = run("DELETE FROM webhook_endpoints WHERE id = ?1 AND ?2 > 0").await? > 0;
+        // A recovery that had read the endpoint before.
+        while run(CHILDREN[0]).await? > 0 {}
+        Ok(deleted)
     }
 
     async fn due_endpoints(&self, now: Timestamp) -> Result<Vec<DueEndpoint>, StoreError> {
@@ -312,20 +315,32 @@ impl NotificationStore for SqliteStore {
 
     async fn notification_counts(&self, _: Timestamp) -> Result<NotificationCounts, StoreError> {
         self.read(|connection| {
-            let (waiting, oldest): (u64, Option<i64>) = connection
-                .prepare_cached(
-                    "SELECT COUNT(*), MIN(created_at) FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
-                     WHERE due_at IS NOT NULL",
-                )?
-                .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            let (enabled, disabled, failing) = connection
-                .prepare_cached(
-                    "SELECT COUNT(*) FILTER (WHERE disabled_at IS NULL), COUNT(*) FILTER (WHERE disabled_at IS NOT NULL), \
-                     COUNT(*) FILTER (WHERE disabled_at IS NULL AND failures > 0) FROM webhook_endpoints",
-                )?
-                .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-            let oldest_waiting = oldest.map(Timestamp);
-            Ok(NotificationCounts { waiting, oldest_waiting, enabled, disabled, failing })
+            let mut endpoints =
+                connection.prepare_cached("SELECT id, disabled_at IS NULL, failures > 0 FROM webhook_endpoints")?;
+            let mut waiting = connection.prepare_cached(
+                "SELECT COUNT(*), MIN(created_at) FROM (SELECT created_at \
+                  FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
+                  WHERE endpoint_id = ?1 AND due_at IS NOT NULL ORDER BY due_at LIMIT ?2)",
+            )?;
+            let mut parked_since = connection.prepare_cached(
+                "SELECT MIN(created_at) FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
+                 WHERE endpoint_id = ?1 AND due_at = ?2",
+            )?;
+            let mut counts = NotificationCounts::default();
+            let mut rows = endpoints.query([])?;
+            while let Some(row) = rows.next()? {
+                let (id, enabled, failing): ([u8; 16], bool, bool) = (row.get(0)?, row.get(1)?, row.get(2)?);
+                counts.enabled += u64::from(enabled);
+                counts.disabled += u64::from(!enabled);
+                counts.failing += u64::from(enabled && failing);
+                let (count, oldest): (u64, Option<i64>) =
+                    waiting.query_row(params![id, COUNT_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
+                let parked: Option<i64> = parked_since.query_row(params![id, PARKED.0], |row| row.get(0))?;
+                counts.waiting += count;
+                let oldest = [oldest, parked].into_iter().flatten().map(Timestamp);
+                counts.oldest_waiting = oldest.chain(counts.oldest_waiting).min();
+            }
+            Ok(counts)
         })
         .await
     }
@@ -333,38 +348,28 @@ impl NotificationStore for SqliteStore {
     async fn endpoint_counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, StoreError> {
         self.read(move |connection| {
             let count = |sql: &str| {
-                connection.prepare_cached(sql)?.query_row([endpoint.0.as_bytes()], |row| row.get::<_, u64>(0))
+                let mut statement = connection.prepare_cached(sql)?;
+                statement.query_row(params![endpoint.0.as_bytes(), COUNT_MAX], |row| row.get::<_, u64>(0))
             };
             Ok(EndpointCounts {
                 waiting: count(
-                    "SELECT COUNT(*) FROM webhook_deliveries WHERE endpoint_id = ?1 AND due_at IS NOT NULL",
+                    "SELECT COUNT(*) FROM (SELECT 1 FROM webhook_deliveries INDEXED BY webhook_deliveries_due \
+                     WHERE endpoint_id = ?1 AND due_at IS NOT NULL LIMIT ?2)",
                 )?,
                 given_up: count(
-                    "SELECT COUNT(*) FROM webhook_deliveries WHERE endpoint_id = ?1 AND ended = 'given-up'",
+                    "SELECT COUNT(*) FROM (SELECT 1 FROM webhook_deliveries INDEXED BY webhook_deliveries_given_up \
+                     WHERE endpoint_id = ?1 AND ended = 'given-up' LIMIT ?2)",
                 )?,
             })
         })
         .await
     }
 
-    async fn forget_notifications(&self, before: Timestamp, max: usize) -> Result<u64, StoreError> {
-        const DELETES: [&str; 3] = [
-            "DELETE FROM webhook_deliveries WHERE (endpoint_id, event_id) IN \
-             (SELECT endpoint_id, event_id FROM webhook_deliveries WHERE ended_at < ?1 ORDER BY ended_at LIMIT ?2)",
-            "DELETE FROM webhook_attempts WHERE (endpoint_id, id) IN \
-             (SELECT endpoint_id, id FROM webhook_attempts WHERE at < ?1 ORDER BY at LIMIT ?2)",
-            "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE created_at < ?1 AND NOT EXISTS \
-             (SELECT 1 FROM webhook_deliveries WHERE event_id = events.id) ORDER BY created_at LIMIT ?2)",
-        ];
-        self.write(move |connection| {
-            let max = i64::try_from(max).unwrap_or(i64::MAX);
-            let mut deleted = 0;
-            for sql in DELETES {
-                deleted += connection.prepare_cached(sql)?.execute(params![before.0, max])?;
-            }
-            Ok(deleted as u64)
-        })
-        .await
+    async fn forget_notifications(&self, before: Timestamp, now: Timestamp, max: usize) -> Result<u64, StoreError> {
+        Ok(self.forget_waiting(before, now, max).await?
+            + self.forget_ended(before, max).await?
+            + self.forget_events(before, max).await?
+            + self.forget_attempts(before, max).await?)
     }
 }
 

@@ -22,7 +22,8 @@ pub(super) fn requeue_event(
     let added = connection.execute(
         "INSERT INTO webhook_deliveries (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
          SELECT ?1, id, transaction_id, position, created_at, ?3, 0 FROM events \
-         WHERE id = ?2 AND (api_key = ?4 OR ?4 = ?5) ON CONFLICT (endpoint_id, event_id) DO NOTHING",
+         WHERE id = ?2 AND (api_key = ?4 OR ?4 = ?5) AND EXISTS (SELECT 1 FROM webhook_endpoints WHERE id = ?1) \
+         ON CONFLICT (endpoint_id, event_id) DO NOTHING",
         params![endpoint.id.0.as_bytes(), event.0, now.0, endpoint.owner, EVERY_KEY],
     )?;
     let again = due_again(connection, endpoint.id, [event.0.as_str()], now)?;
@@ -142,6 +143,7 @@ pub(super) fn add_missed(
     let mut add = connection.prepare_cached(
         "INSERT INTO webhook_deliveries (endpoint_id, event_id, transaction_id, position, created_at, due_at, attempts) \
          SELECT ?1, id, transaction_id, position, created_at, ?3, 0 FROM events WHERE id = ?2 \
+         AND EXISTS (SELECT 1 FROM webhook_endpoints WHERE id = ?1) \
          ON CONFLICT (endpoint_id, event_id) DO NOTHING RETURNING transaction_id",
     )?;
     let (mut added, mut transactions) = (0, BTreeSet::new());
