@@ -953,3 +953,39 @@ async fn mysql_adds_no_delivery_for_an_endpoint_that_is_being_deleted() {
     assert_eq!(requeuing.await.unwrap().unwrap().queued, 0);
     assert_eq!(fixture.notifications.endpoint_counts(endpoint.id).await.unwrap().waiting, 0);
 }
+
+/// The events of one key with many endpoints would make a commit that saves moves of all keys pass its time limit. The last
+/// of these moves waits for a lock, and with it those of its commit.
+#[tokio::test]
+async fn mysql_saves_moves_with_many_deliveries_in_several_commits() {
+    let fixture = StoreFixture::mysql().await;
+    for _ in 0..100 {
+        let endpoint = endpoint("key", &[EventType::Submitted]);
+        assert!(fixture.notifications.put_endpoint(&endpoint, 100).await.unwrap());
+    }
+    let mut moves = Vec::new();
+    for number in 0..20 {
+        let (claimed, token) = fixture.claimed().await;
+        let bound = super::fixture::bind(&claimed, token, &format!("oz-{number}"));
+        moves.push(Moved { events: bound.transaction.events_since(&claimed), ..bound });
+    }
+    let ids: Vec<_> = moves.iter().map(|moved| moved.transaction.id).collect();
+    let (_, mut rival) = fixture.mysql_connection().await;
+    sqlx::query("BEGIN").execute(&mut rival).await.unwrap();
+    let lock = sqlx::query("SELECT 1 FROM transactions WHERE id = ? FOR UPDATE").bind(ids[19].to_string());
+    lock.fetch_one(&mut rival).await.unwrap();
+    let store = Arc::clone(&fixture.store);
+    let saving =
+        tokio::spawn(async move { futures::future::join_all(moves.iter().map(|moved| store.save(moved))).await });
+    eventually(SOON, "half of the moves to be saved", || async {
+        let rows = futures::future::join_all(ids.iter().map(|id| fixture.store.get(*id))).await;
+        let is_saved = |row: &Transaction| row.status == Status::Submitted;
+        let saved = rows.into_iter().filter(|row| row.as_ref().unwrap().as_ref().is_some_and(is_saved)).count();
+        (saved >= 8).then_some(())
+    })
+    .await;
+    sqlx::query("ROLLBACK").execute(&mut rival).await.unwrap();
+    for saved in saving.await.unwrap() {
+        assert_eq!(saved.unwrap(), Saved::Yes { early: false });
+    }
+}

@@ -25,24 +25,43 @@ impl Subscription {
     }
 }
 
+/// Who asks for events of the API keys of a group's rows.
+pub(super) struct Subscriptions(HashMap<Vec<u8>, Vec<Subscription>>);
+
+impl Subscriptions {
+    /// Those of the keys of these rows.
+    pub async fn read(
+        connection: &mut MySqlConnection,
+        marks: &[(&Transaction, &EventMark)],
+    ) -> Result<Self, sqlx::Error> {
+        Ok(Self(if marks.is_empty() { HashMap::new() } else { subscriptions(connection, marks).await? }))
+    }
+
+    fn asking(&self, row: &Transaction, mark: &EventMark) -> Vec<&Subscription> {
+        let own = self.0.get(row.api_key.as_bytes());
+        let asking = own.into_iter().chain(self.0.get(EVERY_KEY.as_bytes())).flatten();
+        asking.filter(|subscription| subscription.wants(mark.kind)).collect()
+    }
+
+    /// How many deliveries these events have.
+    pub fn deliveries(&self, marks: &[(&Transaction, &EventMark)]) -> usize {
+        marks.iter().map(|(row, mark)| self.asking(row, mark).len()).sum()
+    }
+}
+
 /// Writes the events of these rows as far as endpoints of their API keys ask for them. A disabled endpoint gets no delivery,
 /// but can have the event delivered once it is enabled.
 pub(super) async fn write(
     connection: &mut MySqlConnection,
     marks: &[(&Transaction, &EventMark)],
+    subscriptions: &Subscriptions,
 ) -> Result<(), sqlx::Error> {
     if marks.is_empty() {
         return Ok(());
     }
-    let subscriptions = subscriptions(connection, marks).await?;
-    let asking = |row: &Transaction, mark: &EventMark| {
-        let own = subscriptions.get(row.api_key.as_bytes());
-        let asking = own.into_iter().chain(subscriptions.get(EVERY_KEY.as_bytes())).flatten();
-        asking.filter(|subscription| subscription.wants(mark.kind)).collect::<Vec<_>>()
-    };
     let wanted: Vec<(Event, Vec<&Subscription>)> = marks
         .iter()
-        .map(|(row, mark)| (row, mark, asking(row, mark)))
+        .map(|(row, mark)| (row, mark, subscriptions.asking(row, mark)))
         .filter(|(_, _, asking)| !asking.is_empty())
         .map(|(row, mark, asking)| (row.event(mark), asking))
         .collect();

@@ -11,9 +11,10 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::accept::{ROWS_MAX, chunks, same, statement_size};
 use super::columns::{bind_state, datetime, id, update_many};
-use super::outbox;
+use super::outbox::{self, Subscriptions};
 use super::outcome::{End, is_duplicate, is_invalid_value, work};
 use super::pool::{Pool, unavailable};
+use crate::relay::state::event::EventMark;
 use crate::relay::state::transaction::{Moved, Transaction, TransactionId};
 use crate::relay::store::coalescer::Grouping;
 use crate::relay::store::row::timeline_max;
@@ -21,6 +22,10 @@ use crate::relay::store::{RELAYER_TX_ID_UNIQUE, Saved, StoreError};
 
 /// Maximum size of a group; the moves of a larger one are saved one at a time. A server accepts statements of 16 MiB.
 const BYTES_MAX: usize = 4 << 20;
+
+/// Maximum deliveries that a group writes for endpoints; a larger one is saved in halves. Each costs as much as a move, and
+/// one API key with many endpoints would make the moves of all keys miss the time limit of a commit.
+const DELIVERIES_MAX: usize = 1000;
 
 /// A commit takes several round trips and some milliseconds, whatever its size. From 24 waiting moves on, a second
 /// concurrent commit increases throughput; a group with fewer than half of the last group's moves waits up to 5 ms for more.
@@ -36,6 +41,12 @@ pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved,
         Ok(Group::Saved(answers)) => answers.into_iter().map(Answer::into_result).collect(),
         Ok(Group::InvalidValue(_)) if moves.len() > 1 => save_each(pool, moves).await,
         Ok(Group::InvalidValue(error)) => vec![Err(unavailable(error))],
+        Ok(Group::TooManyDeliveries) => {
+            let (some, others) = moves.split_at(moves.len() / 2);
+            let mut answers = Box::pin(save_many(pool, some)).await;
+            answers.extend(Box::pin(save_many(pool, others)).await);
+            answers
+        }
         Err(failure) => {
             let failure = Arc::new(failure);
             moves.iter().map(|_| Err(same(&failure))).collect()
@@ -56,6 +67,8 @@ enum Group {
     Saved(Vec<Answer>),
     /// The server rejects a value of one of the moves; nothing was saved.
     InvalidValue(sqlx::Error),
+    /// It would write more than [`DELIVERIES_MAX`]; nothing was saved.
+    TooManyDeliveries,
 }
 
 /// The result of one move of a group.
@@ -77,7 +90,8 @@ impl Answer {
 
 async fn save(pool: &Pool, moves: &[Moved]) -> Result<Group, StoreError> {
     pool.transact(work!(connection => match store(connection, moves).await {
-        Ok(answers) => Ok(End::Keep(Group::Saved(answers))),
+        Ok(Some(answers)) => Ok(End::Keep(Group::Saved(answers))),
+        Ok(None) => Ok(End::Undo(Ok(Group::TooManyDeliveries))),
         // Another connection took a record since it was looked up, and has committed.
         Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
         Err(error) if is_invalid_value(&error) => Ok(End::Undo(Ok(Group::InvalidValue(error)))),
@@ -86,7 +100,13 @@ async fn save(pool: &Pool, moves: &[Moved]) -> Result<Group, StoreError> {
     .await
 }
 
-async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<Answer>, sqlx::Error> {
+/// `None` if the moves would write too many deliveries for one commit.
+async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Option<Vec<Answer>>, sqlx::Error> {
+    let marks = marks_of(moves.iter());
+    let subscriptions = Subscriptions::read(connection, &marks).await?;
+    if moves.len() > 1 && subscriptions.deliveries(&marks) > DELIVERIES_MAX {
+        return Ok(None);
+    }
     let versions = lock(connection, moves).await?;
     let mut answers = vec![Answer::Saved(Saved::Stale); moves.len()];
     let (mut due, mut taken) = (Vec::new(), HashSet::new());
@@ -121,10 +141,12 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Vec<
         statement.execute(&mut *connection).await?;
     }
     add_steps(connection, moves, &due).await?;
-    let saved = due.iter().map(|place| &moves[*place]);
-    let events: Vec<_> = saved.flat_map(|moved| moved.events.iter().map(|event| (&moved.transaction, event))).collect();
-    outbox::write(connection, &events).await?;
-    Ok(answers)
+    outbox::write(connection, &marks_of(due.iter().map(|place| &moves[*place])), &subscriptions).await?;
+    Ok(Some(answers))
+}
+
+fn marks_of<'m>(moves: impl Iterator<Item = &'m Moved>) -> Vec<(&'m Transaction, &'m EventMark)> {
+    moves.flat_map(|moved| moved.events.iter().map(|event| (&moved.transaction, event))).collect()
 }
 
 /// Locks the rows and returns their versions.
