@@ -177,6 +177,7 @@ impl Vars<'_> {
             submitted_check,
             submitted_check_max: SUBMITTED_CHECK_MAX.max(submitted_check),
             unproven_wait: self.millis("RECONCILE_UNPROVEN_MS"),
+            operator_after: self.millis("RECONCILE_OPERATOR_MS"),
         }
     }
 

@@ -25,6 +25,9 @@ pub struct Timings {
     pub submitted_check_max: Duration,
     /// Age of a claim from which an absence that the relayer's list does not prove counts, if the chain shows nothing.
     pub unproven_wait: Duration,
+    /// Age of an unknown outcome from which it waits for an operator: the chain and the relayer's list have had several
+    /// looks by then.
+    pub operator_after: Duration,
 }
 
 /// A connection whose bytes are not acknowledged for this long is dead.
@@ -43,6 +46,7 @@ impl Timings {
         submitted_check: Duration::from_secs(30),
         submitted_check_max: Duration::from_secs(300),
         unproven_wait: Duration::from_secs(300),
+        operator_after: Duration::from_secs(600),
     };
 
     /// Age at which a row saved without its message is published again: the process may have died between the two

@@ -469,6 +469,14 @@ pub const SECTIONS: &[Section] = &[
             )
             .hidden(),
             var(
+                "RECONCILE_OPERATOR_MS",
+                Millis,
+                "600000",
+                Relay,
+                "Age of an unknown outcome from which clients are notified that it waits for an operator",
+            )
+            .hidden(),
+            var(
                 "RECONCILE_ABSENT_MS",
                 Millis,
                 "5000",

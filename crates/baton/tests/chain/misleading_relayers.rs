@@ -6,12 +6,14 @@ use alloy_sol_types::SolCall;
 use harness::chain::{Chain, Contracts, Token, TransactionRequest};
 use harness::relayer::{Outcome, PostFault};
 use harness::servers::{Server, Servers};
+use harness::sink::Sink;
 use harness::wait::{eventually, eventually_ok};
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::chain_fixture::ChainSetup;
 use crate::misled_fixture::{Misled, serial_call};
-use crate::relay_fixture::{LATER, SOON, metric, serial_body};
+use crate::relay_fixture::{LATER, SOON, answer, metric, serial_body};
 
 #[tokio::test]
 async fn a_call_that_the_relayer_calls_failed_is_confirmed_if_the_chain_has_it() {
@@ -62,6 +64,28 @@ async fn a_failed_call_whose_nonce_is_open_stays_unknown_and_is_never_sent_again
     misled.relay.until_status(&id, "confirmed").await;
     let sent: usize = misled.relay.relayers.iter().map(|relayer| relayer.records().len()).sum();
     assert_eq!(sent, 1);
+}
+
+/// Each look at the row leaves its `updatedAt` as it is, so the event must not go by that.
+#[tokio::test]
+async fn an_outcome_that_the_chain_does_not_tell_is_reported_to_the_client() {
+    let chain = Chain::shared();
+    let misled = Misled::with(Some(chain.url().to_owned()), |setup| {
+        setup.env("WEBHOOK_ALLOW_PRIVATE", "true").env("RECONCILE_OPERATOR_MS", "2000")
+    })
+    .await;
+    let sink = Sink::start().await;
+    let register = misled.relay.request(Method::POST, "/api/v1/webhooks/register").json(&json!({ "url": sink.url() }));
+    assert_eq!(answer(register).await.0, 201);
+    misled.all_end(Outcome::FailedButExecuted);
+    let (id, relayer) = misled.send(40).await;
+    let event = sink.wait_for(1, LATER).await[0].json();
+    assert_eq!((&event["event"], &event["transactionId"]), (&json!("transaction.unknown"), &json!(id)));
+    assert_eq!((&event["status"], &event["outcomeUnknown"]), (&json!("submitted"), &json!(true)));
+    misled.execute(relayer, 40).await;
+    misled.finalise().await;
+    let received = sink.wait_for(2, LATER).await;
+    assert_eq!(received[1].json()["event"], "transaction.completed", "the event is sent once");
 }
 
 #[tokio::test]

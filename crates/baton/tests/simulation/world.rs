@@ -43,6 +43,7 @@ pub const TIMINGS: Timings = Timings {
     submitted_check: Duration::from_secs(30),
     submitted_check_max: Duration::from_secs(300),
     unproven_wait: Duration::from_secs(300),
+    operator_after: Duration::from_secs(600),
 };
 pub const CONSUMER_DEAD_AFTER: Duration = Duration::from_secs(10);
 pub const CLOCK_SKEW: Duration = Duration::from_secs(30);

@@ -1,8 +1,6 @@
 //! What clients are notified of: the events of a change of a row (pure). The store writes them in the same commit as the
 //! change ([`super::transaction::Moved::events`]), so that none is lost and none is invented.
 
-use std::time::Duration;
-
 use serde_json::json;
 
 use super::transaction::{FailedBy, Status, Transaction, TransactionId};
@@ -74,6 +72,8 @@ impl std::fmt::Display for EventId {
 pub struct EventMark {
     /// Its kind.
     pub kind: EventType,
+    /// When it happened, by the store's clock.
+    at: Timestamp,
     /// Tells several events of one kind apart: the row's version, or when the row was claimed or bound.
     which: u64,
 }
@@ -97,14 +97,11 @@ pub struct Event {
     pub payload: String,
 }
 
-/// An unknown outcome that is older than this waits for an operator: by then the chain and the relayer's list have had
-/// several looks.
-const OPERATOR_AFTER: Duration = Duration::from_secs(600);
 /// Longest error message in a payload: receivers expect payloads below 20 kB.
 const MESSAGE_CHARS_MAX: usize = 2000;
 
 impl Transaction {
-    /// The events of the move from `before` to this row.
+    /// The events of the change of status from `before` to this row.
     pub fn events_since(&self, before: &Self) -> Vec<EventMark> {
         let mut events = Vec::new();
         if self.status != before.status {
@@ -123,32 +120,36 @@ impl Transaction {
                 Status::Pending => {}
             }
         }
-        events.extend(self.unknown_event());
         events
     }
 
-    /// The event that its outcome waits for an operator. The same event each time the row is looked at.
-    fn unknown_event(&self) -> Option<EventMark> {
+    /// Since when its outcome is unknown, if it is.
+    pub fn unknown_since(&self) -> Option<Timestamp> {
         if self.status.is_final() || !self.outcome_unknown() {
             return None;
         }
-        let (since, which) = match (&self.claim, &self.binding) {
-            // A takeover changes the claim's token, not its time.
-            (Some(claim), _) => (claim.at, claim.at.0.unsigned_abs()),
-            // A row is bound once to a record, at a time of its own.
-            (None, Some(binding)) => (binding.forgotten_since?, binding.at.0.unsigned_abs()),
-            (None, None) => return None,
-        };
-        (self.updated_at.since(since) >= OPERATOR_AFTER).then_some(EventMark { kind: EventType::Unknown, which })
+        match (&self.claim, &self.binding) {
+            (Some(claim), _) => Some(claim.at),
+            (None, binding) => binding.as_ref()?.forgotten_since,
+        }
+    }
+
+    /// The event that its outcome waits for an operator: for a row whose outcome has been unknown for long at `now`. The
+    /// same event each time the row is looked at. A look may leave `updated_at` as it is, so the time is a parameter.
+    pub fn unknown_event(&self, now: Timestamp) -> Option<EventMark> {
+        self.unknown_since()?;
+        // A takeover changes the claim's token, not its time. A row is bound once to a record, at a time of its own.
+        let began = self.claim.as_ref().map(|claim| claim.at).or(self.binding.as_ref().map(|binding| binding.at))?;
+        Some(EventMark { kind: EventType::Unknown, at: now, which: began.0.unsigned_abs() })
     }
 
     fn mark(&self, kind: EventType) -> EventMark {
-        EventMark { kind, which: self.version }
+        EventMark { kind, at: self.updated_at, which: self.version }
     }
 
     /// The event behind a mark of this row.
     pub fn event(&self, mark: &EventMark) -> Event {
-        let EventMark { kind, which } = *mark;
+        let EventMark { kind, at, which } = *mark;
         let id = EventId::derive(self.id, kind, which);
         // Two for each version: `completed` follows the kind that it sums up.
         let position = self.version * 2 + u64::from(kind == EventType::Completed);
@@ -159,7 +160,7 @@ impl Transaction {
             "transactionId": self.id.to_string(),
             "status": self.status.name(),
             "sequence": self.version,
-            "timestamp": self.updated_at,
+            "timestamp": at,
             "hash": self.hash,
             "transactionHash": self.hash,
             "blockNumber": self.block_number,
@@ -178,7 +179,7 @@ impl Transaction {
             transaction: self.id,
             api_key: self.api_key.clone(),
             position,
-            at: self.updated_at,
+            at,
             payload: payload.to_string(),
             id,
         }
@@ -248,32 +249,31 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_outcome_is_reported_once_it_waits_for_an_operator() {
-        let (_, bound) = submitted();
-        let mut forgotten = bound.clone();
-        forgotten.binding.as_mut().unwrap().forgotten_since = Some(NOW);
-        let later = |span| Transaction { updated_at: NOW + span, version: forgotten.version + 1, ..forgotten.clone() };
-        assert!(later(OPERATOR_AFTER - Duration::from_secs(1)).events_since(&forgotten).is_empty());
-        let reported = later(OPERATOR_AFTER).events_since(&forgotten);
-        assert_eq!(names(&reported), ["transaction.unknown"]);
-        let claimed = |token| {
-            let (mut row, _) = submitted();
-            row.updated_at = NOW + OPERATOR_AFTER;
+    fn an_unknown_outcome_has_one_event_however_often_it_is_looked_at() {
+        let minute = std::time::Duration::from_secs(60);
+        let (claimed, bound) = submitted();
+        assert_eq!(bound.unknown_event(NOW), None, "its outcome is not unknown");
+        let unknown = bound.unresolved("its nonce is open", NOW + minute * 2, NOW + minute).unwrap().transaction;
+        assert_eq!(unknown.unknown_since(), Some(NOW + minute));
+        let looked = unknown.unresolved("its nonce is open", NOW + minute * 9, NOW + minute * 8).unwrap().transaction;
+        assert_eq!(looked.unknown_since(), Some(NOW + minute), "a look does not start it anew");
+        let event = |row: &Transaction, at: Timestamp| row.event(&row.unknown_event(at).unwrap());
+        let (first, second) = (event(&unknown, NOW + minute * 2), event(&looked, NOW + minute * 8));
+        assert_eq!((&first.id, first.kind), (&second.id, EventType::Unknown));
+        assert_eq!(second.at, NOW + minute * 8, "when it was found, although the look leaves `updatedAt`");
+        let with_token = |token| {
+            let mut row = claimed.clone();
             let claim = row.claim.as_mut().unwrap();
             claim.token = uuid::Uuid::from_u128(token);
-            let unknown = crate::relay::state::transaction::UnknownOutcome {
+            claim.unknown = Some(crate::relay::state::transaction::UnknownOutcome {
                 reason: "no answer".to_owned(),
                 open_until: NOW,
                 kind: crate::relay::state::transaction::UnknownCause::Silent,
                 absent_since: None,
-            };
-            claim.unknown = Some(unknown);
-            row.events_since(&row)
+            });
+            row.unknown_event(NOW).unwrap()
         };
-        assert_eq!(names(&claimed(1)), ["transaction.unknown"]);
-        assert_eq!(claimed(1), claimed(2), "a takeover changes the token");
-        let again = later(OPERATOR_AFTER * 2).events_since(&forgotten);
-        assert_eq!(again, reported, "the same event at each look");
+        assert_eq!(with_token(1), with_token(2), "a takeover changes the token");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::config::{RelayMode, Timings};
 use crate::mutations::Mutation;
 use crate::randomness::Randomness;
 use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
+use crate::relay::state::event::EventMark;
 use crate::relay::state::message::TransactionMessage;
 use crate::relay::state::transaction::{Moved, NextStep, Refused, RelayerTxId, Step, Transaction, TransactionId};
 use crate::relay::store::{Saved, StoreError, TransactionStore};
@@ -157,7 +158,8 @@ impl GuardedStore {
 
     /// Saves one decision about a row that was just read. If it binds the row, its early webhooks are applied.
     pub async fn save(&self, before: &Transaction, moved: &Moved) -> Result<Saved, StoreError> {
-        let events = moved.transaction.events_since(before);
+        let mut events = moved.transaction.events_since(before);
+        events.extend(self.unknown_event(&moved.transaction));
         let saved = if events.is_empty() {
             self.store.save(moved).await?
         } else {
@@ -191,6 +193,12 @@ impl GuardedStore {
             }
         }
         Ok(saved)
+    }
+
+    /// The event of a row whose outcome has been unknown for so long that an operator has to look.
+    fn unknown_event(&self, row: &Transaction) -> Option<EventMark> {
+        let long = self.clock.passed_since(row.unknown_since()?) >= self.timings.operator_after;
+        long.then(|| row.unknown_event(self.clock.now())).flatten()
     }
 
     /// Queues the signer's next transaction, which may be waiting for this one. Best effort: its own message comes back.
