@@ -30,6 +30,8 @@ pub const FAILURES_BEFORE_PAUSE: u32 = 5;
 /// The first of these pauses; they double.
 const PAUSE_FIRST_S: u64 = 5;
 const PAUSE_MAX_S: u64 = 60;
+/// How long an endpoint is left alone that says that it is overloaded and not for how long: 429, 502, 503 or 504.
+const THROTTLED_S: u64 = 5;
 /// An endpoint that has only failed for this long is disabled, if it had several attempts: two failures that are far apart
 /// say little about the time between.
 const DISABLED_AFTER_S: u64 = 5 * 24 * 3600;
@@ -75,7 +77,7 @@ pub fn after_attempt(
     });
     // Other failures say nothing about the endpoint's load.
     let throttled = matches!(result.status, Some(429 | 502..=504));
-    let asked = result.retry_after.filter(|_| throttled);
+    let asked = throttled.then(|| result.retry_after.unwrap_or(seconds(THROTTLED_S)));
     let paused_until = pause.max(asked).map(|pause| now + pause);
     let next = PAUSES_S.get(delivery.attempts as usize).map(|pause| seconds(*pause).mul_f64(1.0 + JITTER * fraction));
     let then = next.map_or(DeliveryThen::GivenUp, |pause| {
@@ -172,6 +174,20 @@ mod tests {
         let (then, health) = decide(&healthy, 3, &failed(Some(500), Some(SECOND)));
         assert_eq!(then, DeliveryThen::RetryAt(NOW + SECOND * 600));
         assert_eq!(health, EndpointThen::Fails { paused_until: None });
+    }
+
+    #[test]
+    fn an_overloaded_endpoint_is_left_alone_although_it_does_not_say_for_how_long() {
+        let healthy = endpoint(0, Duration::ZERO);
+        let paused = |status, asked| match decide(&healthy, 0, &failed(Some(status), asked)).1 {
+            EndpointThen::Fails { paused_until } => paused_until.map(|until| until.since(NOW)),
+            other => panic!("{other:?}"),
+        };
+        for status in [429, 502, 503, 504] {
+            assert_eq!(paused(status, None), Some(SECOND * 5), "{status}");
+            assert_eq!(paused(status, Some(SECOND)), Some(SECOND), "{status}");
+        }
+        assert_eq!([400, 404, 500, 501].map(|status| paused(status, None)), [None; 4]);
     }
 
     #[test]

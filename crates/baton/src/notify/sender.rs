@@ -21,7 +21,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
-use hyper::body::{Body, Incoming};
+use hyper::body::Incoming;
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -48,10 +48,8 @@ const HEADERS_MAX: usize = 100;
 const INTERIM_ANSWERS_MAX: usize = 10;
 /// Beginning of an answer's body that is kept for people.
 const ANSWER_BYTES_KEPT: usize = 1 << 10;
-/// An answer without a length that goes on beyond this is a failed attempt.
-const ANSWER_BYTES_MAX: usize = (4 + 64) << 10;
-/// An answer with a longer `Content-Length` is judged by its status alone.
-const ANNOUNCED_BYTES_MAX: u64 = ANSWER_BYTES_MAX as u64;
+/// No more is read of an answer's body. A longer one is a failed attempt: whether it would have ended is not known.
+const ANSWER_BYTES_MAX: usize = 4 << 10;
 /// A receiver cannot postpone the next attempt for longer.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Maximum length of the part of an error that other libraries word; TLS errors list names of the certificate.
@@ -132,7 +130,6 @@ impl Sender {
         let ended = tokio::time::timeout(self.timeout, self.attempt(owner, url, headers, body, &mut heard)).await;
         let problem = match ended {
             Ok(result) => result.err(),
-            Err(_) if heard.enough => None,
             Err(_) if heard.status.is_some() => Some(format!("the answer did not end within {}", shown(self.timeout))),
             Err(_) => Some(format!("no answer within {}", shown(self.timeout))),
         };
@@ -174,8 +171,6 @@ struct Heard {
     status: Option<StatusCode>,
     retry_after: Option<Duration>,
     answer: Vec<u8>,
-    /// The status decides, however the body goes on.
-    enough: bool,
 }
 
 fn request(url: &Url, headers: Vec<(&'static str, String)>, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
@@ -202,23 +197,14 @@ fn count_interim_answers(request: &mut Request<Full<Bytes>>) -> Arc<Notify> {
     too_many
 }
 
-/// Reads the body, whose end proves that the receiver was not cut off in its work. Of a body that is announced as long,
-/// only the beginning is read, for people.
+/// Reads the body, whose end proves that the receiver was not cut off in its work. Only then is the connection used again.
 async fn read_body(mut incoming: Incoming, heard: &mut Heard) -> Result<(), String> {
-    heard.enough = incoming.size_hint().exact().is_some_and(|length| length > ANNOUNCED_BYTES_MAX);
     let mut length = 0;
     while let Some(frame) = incoming.frame().await {
-        let frame = match frame {
-            Ok(frame) => frame,
-            Err(_) if heard.enough => return Ok(()),
-            Err(error) => return Err(format!("the answer broke off: {}", root(&error))),
-        };
+        let frame = frame.map_err(|error| format!("the answer broke off: {}", root(&error)))?;
         let Ok(piece) = frame.into_data() else { continue };
         let room = ANSWER_BYTES_KEPT - heard.answer.len();
         heard.answer.extend_from_slice(&piece[..piece.len().min(room)]);
-        if heard.enough && heard.answer.len() == ANSWER_BYTES_KEPT {
-            return Ok(());
-        }
         length += piece.len();
         if length > ANSWER_BYTES_MAX {
             return Err(format!("the answer is longer than {} KiB", ANSWER_BYTES_MAX >> 10));
