@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::config::Secret;
 use crate::randomness::Randomness;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, Delivery, DeliveryThen, Endpoint, EndpointId, EndpointThen, NotificationStore,
+    Attempt, AttemptRecord, Delivery, DeliveryThen, Endpoint, EndpointId, EndpointThen, NotificationStore, Recorded,
 };
 use crate::timestamp::Timestamp;
 
@@ -63,8 +63,9 @@ impl Handler for Deliverer {
             // The answer is about another URL, or its owner has just looked after it.
             (record.then, record.endpoint) = (DeliveryThen::RetryAt(record.now), EndpointThen::Unchanged);
         }
-        self.report(&endpoint, &record);
-        self.store_record(&record).await;
+        if let Some(recorded) = self.store_record(&record).await {
+            self.report(&endpoint, &record, recorded);
+        }
         Outcome::Done
     }
 }
@@ -110,8 +111,9 @@ impl Deliverer {
         let result =
             AttemptResult { status: sent.status, succeeded: sent.error.is_none(), retry_after: sent.retry_after };
         let endpoint_version = endpoint.version;
-        let (then, endpoint) =
-            after_attempt(endpoint, &delivery, &result, now, self.schedule_second, self.random.fraction());
+        let failing_for = endpoint.failing_since.map(|since| self.clock.passed_since(since)).unwrap_or_default();
+        let (second, fraction) = (self.schedule_second, self.random.fraction());
+        let (then, endpoint) = after_attempt(endpoint, &delivery, &result, now, failing_for, second, fraction);
         let attempt = Attempt {
             id: self.random.uuid_v7(),
             event: delivery.event.clone(),
@@ -125,12 +127,13 @@ impl Deliverer {
         AttemptRecord { delivery, attempt, then, endpoint, endpoint_version, now }
     }
 
-    fn report(&self, known: &Endpoint, record: &AttemptRecord) {
+    /// Counts and logs what was stored.
+    fn report(&self, known: &Endpoint, record: &AttemptRecord, recorded: Recorded) {
         let AttemptRecord { delivery, attempt, then, endpoint, .. } = record;
-        let result = match then {
-            DeliveryThen::Delivered => "delivered",
-            DeliveryThen::RetryAt(_) => "failed",
-            DeliveryThen::GivenUp => "given_up",
+        let result = match (then, recorded) {
+            (DeliveryThen::Delivered, _) => "delivered",
+            (DeliveryThen::GivenUp, Recorded::AsDecided) => "given_up",
+            _ => "failed",
         };
         counter!("baton_webhook_attempts_total", "result" => result).increment(1);
         histogram!("baton_webhook_attempt_seconds").record(attempt.duration.as_secs_f64());
@@ -140,6 +143,9 @@ impl Deliverer {
             action = "webhook_attempt", result, attempt = attempt.number, status = attempt.status,
             duration_ms = attempt.duration.as_millis() as u64, "{why}"
         );
+        if recorded != Recorded::AsDecided {
+            return;
+        }
         match endpoint {
             EndpointThen::Fails { .. } if known.failures == 0 => warn!(
                 endpointId = %delivery.endpoint, key = known.owner, action = "webhook_failing",
@@ -158,28 +164,29 @@ impl Deliverer {
                 "the event is given up; `baton webhooks recover` sends it: {why}"
             );
         }
-        if let EndpointThen::Disable { reason } = endpoint {
+        if let EndpointThen::Disable { reason, .. } = endpoint {
             counter!("baton_webhook_endpoints_disabled_total").increment(1);
             error!(endpointId = %delivery.endpoint, action = "webhook_disabled", "the endpoint is disabled: {reason}");
         }
     }
 
     /// Stores the result, also while the store is away for a while. If it stays away, the delivery is tried again later.
-    async fn store_record(&self, record: &AttemptRecord) {
+    async fn store_record(&self, record: &AttemptRecord) -> Option<Recorded> {
         let deadline = self.clock.instant() + self.store_for;
         let mut pause = Duration::from_millis(50);
         loop {
             match self.store.record_attempt(record).await {
-                Ok(()) => return,
+                Ok(recorded) => return Some(recorded),
                 Err(failure) if failure.is_transient() && self.clock.instant() < deadline => {
                     self.clock.sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_secs(2));
                 }
                 Err(failure) => {
-                    return info!(
+                    info!(
                         endpointId = %record.delivery.endpoint, eventId = %record.delivery.event,
                         action = "webhook_not_recorded", "the attempt is not recorded, so it will be repeated: {failure}"
                     );
+                    return None;
                 }
             }
         }

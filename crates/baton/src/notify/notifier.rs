@@ -33,6 +33,9 @@ pub struct Notifier {
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 /// A lease covers an attempt and the storing of its result, each limited by the timeout of an attempt, and as much again.
 const LEASE_TIMEOUTS: u32 = 4;
+/// Nothing is deleted for this long after the store's clock has jumped ahead, so that a jump is noticed before it makes
+/// everything look old. It also counts as a jump that no process ran for a few seconds, so this is short.
+const KEPT_AFTER_JUMP: Duration = Duration::from_secs(3600);
 /// Old rows of each kind that one commit deletes.
 const FORGOTTEN_AT_ONCE: usize = 1000;
 
@@ -184,7 +187,10 @@ impl Notifier {
                     warn!(action = "webhook_gauges", "baton_webhook_* gauges are not up to date: {failure}");
                 }
             }
-            self.forget(now - self.config.retention, shutdown).await;
+            let before = now - self.config.retention;
+            if !self.clock.jump_hides(before, now, KEPT_AFTER_JUMP) {
+                self.forget(before, shutdown).await;
+            }
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,

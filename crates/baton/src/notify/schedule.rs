@@ -36,6 +36,9 @@ const THROTTLED_S: u64 = 5;
 /// say little about the time between.
 const DISABLED_AFTER_S: u64 = 5 * 24 * 3600;
 const DISABLED_AFTER_FAILURES: u32 = 10;
+/// After this long without an attempt, longer than any pause of the schedule, the next failure begins a new series: the
+/// endpoint may have worked meanwhile.
+const QUIET_S: u64 = 24 * 3600;
 
 /// What one attempt showed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,12 +52,13 @@ pub struct AttemptResult {
 }
 
 /// What becomes of the delivery and of its endpoint. `second` is the length of one second of the schedule; `fraction` is
-/// random, at least 0 and less than 1.
+/// random, at least 0 and less than 1; `failing_for` is the time that has certainly passed since the first of its failures.
 pub fn after_attempt(
     endpoint: &Endpoint,
     delivery: &Delivery,
     result: &AttemptResult,
     now: Timestamp,
+    failing_for: Duration,
     second: Duration,
     fraction: f64,
 ) -> (DeliveryThen, EndpointThen) {
@@ -62,14 +66,17 @@ pub fn after_attempt(
         return (DeliveryThen::Delivered, EndpointThen::Works);
     }
     if result.status == Some(410) {
-        return (DeliveryThen::GivenUp, EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned() });
+        let reason = "the endpoint answered 410 Gone".to_owned();
+        return (DeliveryThen::GivenUp, EndpointThen::Disable { reason, failing_since: None });
     }
     let seconds = |count: u64| second * u32::try_from(count).unwrap_or(u32::MAX);
     let failures = endpoint.failures + 1;
-    let long = endpoint.failing_since.is_some_and(|since| now.since(since) >= seconds(DISABLED_AFTER_S));
+    // An endpoint with several failures in a row has been paused by the last of them.
+    let anew = endpoint.paused_until.is_some_and(|until| now.since(until) >= seconds(QUIET_S));
+    let long = endpoint.failing_since.is_some() && failing_for >= seconds(DISABLED_AFTER_S) && !anew;
     if long && failures >= DISABLED_AFTER_FAILURES {
         let reason = "every attempt failed for 5 days".to_owned();
-        return (DeliveryThen::GivenUp, EndpointThen::Disable { reason });
+        return (DeliveryThen::GivenUp, EndpointThen::Disable { reason, failing_since: endpoint.failing_since });
     }
     let pause = failures.checked_sub(FAILURES_BEFORE_PAUSE).map(|beyond| {
         let doubled = PAUSE_FIRST_S.checked_shl(beyond).unwrap_or(PAUSE_MAX_S);
@@ -83,7 +90,7 @@ pub fn after_attempt(
     let then = next.map_or(DeliveryThen::GivenUp, |pause| {
         DeliveryThen::RetryAt(now + pause.max(result.retry_after.unwrap_or_default()))
     });
-    (then, EndpointThen::Fails { paused_until })
+    (then, EndpointThen::Fails { paused_until, anew })
 }
 
 #[cfg(test)]
@@ -137,7 +144,8 @@ mod tests {
     }
 
     fn decide(endpoint: &Endpoint, attempts: u32, result: &AttemptResult) -> (DeliveryThen, EndpointThen) {
-        after_attempt(endpoint, &delivery(attempts), result, NOW, SECOND, 0.0)
+        let failing_for = endpoint.failing_since.map(|since| NOW.since(since)).unwrap_or_default();
+        after_attempt(endpoint, &delivery(attempts), result, NOW, failing_for, SECOND, 0.0)
     }
 
     #[test]
@@ -160,7 +168,8 @@ mod tests {
     #[test]
     fn jitter_only_makes_a_pause_longer() {
         let healthy = endpoint(0, Duration::ZERO);
-        let at = |fraction| after_attempt(&healthy, &delivery(0), &failed(None, None), NOW, SECOND, fraction).0;
+        let none = Duration::ZERO;
+        let at = |fraction| after_attempt(&healthy, &delivery(0), &failed(None, None), NOW, none, SECOND, fraction).0;
         assert_eq!(at(0.0), DeliveryThen::RetryAt(NOW + SECOND * 5));
         assert_eq!(at(0.5), DeliveryThen::RetryAt(NOW + Duration::from_millis(5250)));
     }
@@ -170,17 +179,21 @@ mod tests {
         let healthy = endpoint(0, Duration::ZERO);
         let (then, health) = decide(&healthy, 0, &failed(Some(429), Some(SECOND * 60)));
         assert_eq!(then, DeliveryThen::RetryAt(NOW + SECOND * 60));
-        assert_eq!(health, EndpointThen::Fails { paused_until: Some(NOW + SECOND * 60) }, "the endpoint is left alone");
+        assert_eq!(
+            health,
+            EndpointThen::Fails { paused_until: Some(NOW + SECOND * 60), anew: false },
+            "the endpoint is left alone"
+        );
         let (then, health) = decide(&healthy, 3, &failed(Some(500), Some(SECOND)));
         assert_eq!(then, DeliveryThen::RetryAt(NOW + SECOND * 600));
-        assert_eq!(health, EndpointThen::Fails { paused_until: None });
+        assert_eq!(health, EndpointThen::Fails { paused_until: None, anew: false });
     }
 
     #[test]
     fn an_overloaded_endpoint_is_left_alone_although_it_does_not_say_for_how_long() {
         let healthy = endpoint(0, Duration::ZERO);
         let paused = |status, asked| match decide(&healthy, 0, &failed(Some(status), asked)).1 {
-            EndpointThen::Fails { paused_until } => paused_until.map(|until| until.since(NOW)),
+            EndpointThen::Fails { paused_until, .. } => paused_until.map(|until| until.since(NOW)),
             other => panic!("{other:?}"),
         };
         for status in [429, 502, 503, 504] {
@@ -193,7 +206,7 @@ mod tests {
     #[test]
     fn an_endpoint_that_keeps_failing_is_paused_longer_and_longer() {
         let pause = |failures| match decide(&endpoint(failures, SECOND), 0, &failed(None, None)).1 {
-            EndpointThen::Fails { paused_until } => paused_until.map(|until| until.since(NOW).as_secs()),
+            EndpointThen::Fails { paused_until, .. } => paused_until.map(|until| until.since(NOW).as_secs()),
             _ => panic!("it fails"),
         };
         assert_eq!(
@@ -213,6 +226,27 @@ mod tests {
         assert!(matches!(days(5), EndpointThen::Disable { .. }));
         let quiet = decide(&endpoint(1, SECOND * 86_400 * 9), 2, &failed(None, None)).1;
         assert!(matches!(quiet, EndpointThen::Fails { .. }), "two failures in nine days");
+    }
+
+    #[test]
+    fn failures_before_a_quiet_week_do_not_disable() {
+        let day = SECOND * 86_400;
+        let mut quiet = endpoint(15, day * 10);
+        quiet.paused_until = Some(NOW - day * 7);
+        let (then, health) = decide(&quiet, 0, &failed(None, None));
+        assert_eq!(then, DeliveryThen::RetryAt(NOW + SECOND * 5));
+        assert!(matches!(health, EndpointThen::Fails { anew: true, .. }), "{health:?}");
+        quiet.paused_until = Some(NOW - SECOND * 14 * 3600);
+        let within_the_schedule = decide(&quiet, 0, &failed(None, None)).1;
+        assert!(matches!(within_the_schedule, EndpointThen::Disable { .. }), "{within_the_schedule:?}");
+    }
+
+    #[test]
+    fn a_clock_that_jumped_ahead_does_not_disable() {
+        let failing = endpoint(12, SECOND * 86_400 * 9);
+        let passed = |passed| after_attempt(&failing, &delivery(0), &failed(None, None), NOW, passed, SECOND, 0.0).1;
+        assert!(matches!(passed(SECOND * 3600), EndpointThen::Fails { .. }));
+        assert!(matches!(passed(SECOND * 86_400 * 5), EndpointThen::Disable { .. }));
     }
 
     #[test]

@@ -53,8 +53,9 @@ pub trait NotificationStore: Send + Sync + 'static {
     async fn return_deliveries(&self, deliveries: &[Delivery], now: Timestamp) -> Result<(), StoreError>;
 
     /// Records an attempt and what follows from it, in one commit. A success counts even if the lease was lost; a failure
-    /// then adds to the log of attempts only.
-    async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError>;
+    /// then adds to the log of attempts only. An endpoint that may not be disabled any more is left as it is, and its
+    /// delivery is tried again.
+    async fn record_attempt(&self, record: &AttemptRecord) -> Result<Recorded, StoreError>;
 
     /// Writes a test event for one endpoint only, due now, unless `max` test events wait there already; returns whether it
     /// was written.
@@ -220,6 +221,17 @@ pub struct AttemptRecord {
     pub now: Timestamp,
 }
 
+/// What [`NotificationStore::record_attempt`] stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// What the record says.
+    AsDecided,
+    /// The attempt only: its lease was lost.
+    Late,
+    /// The delivery is tried again: its endpoint was to be disabled, but was changed meanwhile, or has worked.
+    NotDisabled,
+}
+
 /// What becomes of a delivery after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryThen {
@@ -242,12 +254,16 @@ pub enum EndpointThen {
     Fails {
         /// The pause, if any.
         paused_until: Option<Timestamp>,
+        /// Whether its failures before this one count for nothing: they are long ago.
+        anew: bool,
     },
     /// It is disabled. After that commit, what it waits for is given up, the longest due first and up to 10,000 events. The
     /// rest waits until it is enabled.
     Disable {
         /// Why, for people.
         reason: String,
+        /// Only if it has failed since this time without a success, if there is one.
+        failing_since: Option<Timestamp>,
     },
 }
 
@@ -295,6 +311,16 @@ pub struct EndpointCounts {
 }
 
 impl AttemptRecord {
+    /// The same attempt, without consequences: the delivery is due again.
+    pub(super) fn try_again(&self) -> Self {
+        Self { then: DeliveryThen::RetryAt(self.now), endpoint: EndpointThen::Unchanged, ..self.clone() }
+    }
+
+    /// Whether its endpoint was disabled when it was stored with this result.
+    pub(super) fn has_disabled(&self, recorded: Recorded) -> bool {
+        recorded == Recorded::AsDecided && matches!(self.endpoint, EndpointThen::Disable { .. })
+    }
+
     /// What the transaction's timeline says of it: the first failure and the end, not each attempt.
     pub fn step(&self) -> Option<Step> {
         let Delivery { endpoint, kind, transaction, .. } = &self.delivery;

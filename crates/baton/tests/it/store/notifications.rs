@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton::clock::Clock;
+use baton::clock::{Clock, TimeSource};
 use baton::config::{Config, NotifyConfig, Secret, Service};
 use baton::notify::notifier::Notifier;
 use baton::notify::outbox_queue::OutboxQueue;
@@ -14,10 +14,11 @@ use baton::relay::state::event::{Event, EventId, EventType};
 use baton::relay::state::transaction::{FailedBy, Moved, Status, Step, Transaction, TransactionId};
 use baton::relay::store::Saved;
 use baton::relay::store::notifications::{
-    Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, EVERY_KEY, Endpoint, EndpointId, EndpointThen, Requeue,
-    Requeued,
+    Attempt, AttemptRecord, Delivery, DeliveryThen, Disabled, EVERY_KEY, Endpoint, EndpointId, EndpointThen, Recorded,
+    Requeue, Requeued,
 };
 use baton::timestamp::Timestamp;
+use futures::future::BoxFuture;
 use harness::wait::eventually;
 use pipeline::Queue;
 use tokio_util::sync::CancellationToken;
@@ -43,10 +44,13 @@ on_every_database! {
     one_event_is_delivered_again_on_request_and_to_its_owner_only
     attempts_are_listed_newest_first_and_old_rows_are_deleted
     paused_endpoints_are_not_due
+    an_endpoint_that_has_worked_or_changed_is_not_disabled_and_its_event_is_tried_again
+    failures_that_begin_anew_forget_when_the_first_was
     an_event_behind_another_one_is_not_due
     another_url_starts_without_failures_and_pauses
     what_was_recovered_is_leased_in_order
     a_notifier_deletes_what_is_older_than_its_retention
+    a_notifier_deletes_nothing_after_its_clock_jumped_ahead
     a_failure_says_nothing_about_a_later_version_of_the_endpoint
     a_repeated_event_waits_for_an_earlier_one
     what_waits_for_its_next_attempt_is_recovered_and_a_pause_ends
@@ -285,7 +289,11 @@ async fn a_delivery_is_leased_once_until_its_lease_ends(fixture: &StoreFixture) 
     assert_eq!(lease(fixture, &endpoint, at).await.len(), 10);
     let again = lease(fixture, &endpoint, until).await;
     assert_eq!(again.len(), 20, "all leases have ended");
-    let late = record(&kept[0], DeliveryThen::RetryAt(at + MINUTE * 600), EndpointThen::Fails { paused_until: None });
+    let late = record(
+        &kept[0],
+        DeliveryThen::RetryAt(at + MINUTE * 600),
+        EndpointThen::Fails { paused_until: None, anew: false },
+    );
     store.record_attempt(&late).await.unwrap();
     store.return_deliveries(&again, at).await.unwrap();
     assert_eq!(lease(fixture, &endpoint, at).await.len(), 20, "none was put off");
@@ -298,7 +306,7 @@ async fn a_failed_delivery_puts_off_the_later_events_of_its_transaction(fixture:
     let at = now() + MINUTE;
     let first = lease(fixture, &endpoint, at).await.remove(0);
     let later = at + MINUTE * 10;
-    let fails = EndpointThen::Fails { paused_until: None };
+    let fails = EndpointThen::Fails { paused_until: None, anew: false };
     fixture.notifications.record_attempt(&record(&first, DeliveryThen::RetryAt(later), fails.clone())).await.unwrap();
     assert!(fixture.notifications.due_endpoints(later - Duration::from_millis(1)).await.unwrap().is_empty());
     let stored = fixture.notifications.endpoint(endpoint.id).await.unwrap().unwrap();
@@ -327,7 +335,8 @@ async fn a_success_counts_although_its_lease_was_lost(fixture: &StoreFixture) {
     let first = lease(fixture, &endpoint, at).await.remove(0);
     let second = lease(fixture, &endpoint, at + MINUTE).await.remove(0);
     deliver(fixture, &first).await;
-    let late = record(&second, DeliveryThen::RetryAt(at + MINUTE), EndpointThen::Fails { paused_until: None });
+    let late =
+        record(&second, DeliveryThen::RetryAt(at + MINUTE), EndpointThen::Fails { paused_until: None, anew: false });
     fixture.notifications.record_attempt(&late).await.unwrap();
     assert!(lease(fixture, &endpoint, at + MINUTE * 600).await.is_empty());
     assert_eq!(fixture.notifications.attempts(endpoint.id, None, 10).await.unwrap().len(), 2);
@@ -347,7 +356,7 @@ async fn a_disabled_endpoint_gets_nothing_and_can_recover_what_it_missed(fixture
     assert!(store.change_endpoint(&Endpoint { version: 2, ..endpoint.clone() }).await.unwrap());
     assert_eq!(store.due_endpoints(at).await.unwrap().len(), 1);
     let first = lease(fixture, &endpoint, at).await.remove(0);
-    let gone = EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned() };
+    let gone = EndpointThen::Disable { reason: "the endpoint answered 410 Gone".to_owned(), failing_since: None };
     let last = AttemptRecord { endpoint_version: 3, ..record(&first, DeliveryThen::GivenUp, gone) };
     store.record_attempt(&last).await.unwrap();
     let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
@@ -437,6 +446,54 @@ async fn attempts_are_listed_newest_first_and_old_rows_are_deleted(fixture: &Sto
     assert_eq!(lease(fixture, &endpoint, now() + MINUTE * 60).await.len(), 1);
 }
 
+/// Another attempt succeeded, or the owner changed the endpoint, between the decision and its commit.
+async fn an_endpoint_that_has_worked_or_changed_is_not_disabled_and_its_event_is_tried_again(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    submitted(fixture).await;
+    let at = now() + MINUTE;
+    let leased = lease(fixture, &endpoint, at).await;
+    let fails = EndpointThen::Fails { paused_until: None, anew: false };
+    store.record_attempt(&record(&leased[0], DeliveryThen::RetryAt(at), fails)).await.unwrap();
+    let failing_since = store.endpoint(endpoint.id).await.unwrap().unwrap().failing_since;
+    assert!(failing_since.is_some());
+    let five_days = EndpointThen::Disable { reason: "every attempt failed for 5 days".to_owned(), failing_since };
+    let late = record(&leased[1], DeliveryThen::GivenUp, five_days.clone());
+    let second = lease(fixture, &endpoint, at).await;
+    deliver(fixture, &second[0]).await;
+    assert_eq!(store.record_attempt(&late).await.unwrap(), Recorded::NotDisabled, "it has just worked");
+    let again = lease(fixture, &endpoint, at).await;
+    assert_eq!((again.len(), &again[0].event), (1, &leased[1].event), "not given up");
+    let changed = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert!(store.change_endpoint(&Endpoint { description: Some("new".to_owned()), ..changed }).await.unwrap());
+    let gone = EndpointThen::Disable { reason: "gone".to_owned(), failing_since: None };
+    let late = record(&again[0], DeliveryThen::GivenUp, gone.clone());
+    assert_eq!(store.record_attempt(&late).await.unwrap(), Recorded::NotDisabled, "it is another version");
+    let again = lease(fixture, &endpoint, at).await;
+    assert_eq!(again.len(), 1);
+    assert!(store.endpoint(endpoint.id).await.unwrap().unwrap().disabled.is_none());
+    let current = AttemptRecord { endpoint_version: 2, ..record(&again[0], DeliveryThen::GivenUp, gone) };
+    assert_eq!(store.record_attempt(&current).await.unwrap(), Recorded::AsDecided);
+    assert!(store.endpoint(endpoint.id).await.unwrap().unwrap().disabled.is_some());
+}
+
+async fn failures_that_begin_anew_forget_when_the_first_was(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    let at = now() + MINUTE;
+    for (hours, anew, first) in [(0, false, 0), (1, false, 0), (2, true, 2), (3, false, 2)] {
+        let leased = lease(fixture, &endpoint, at).await;
+        let fails = EndpointThen::Fails { paused_until: None, anew };
+        let mut failed = record(&leased[0], DeliveryThen::RetryAt(at), fails);
+        failed.attempt.at = at + MINUTE * 60 * hours;
+        store.record_attempt(&failed).await.unwrap();
+        let known = store.endpoint(endpoint.id).await.unwrap().unwrap();
+        assert_eq!((known.failing_since, known.failures), (Some(at + MINUTE * 60 * first), hours + 1));
+    }
+}
+
 async fn paused_endpoints_are_not_due(fixture: &StoreFixture) {
     let store = &fixture.notifications;
     let endpoint = registered(fixture, &[EventType::Submitted]).await;
@@ -444,7 +501,7 @@ async fn paused_endpoints_are_not_due(fixture: &StoreFixture) {
     submitted(fixture).await;
     let at = now() + MINUTE;
     let first = lease(fixture, &endpoint, at).await.remove(0);
-    let paused = EndpointThen::Fails { paused_until: Some(at + MINUTE) };
+    let paused = EndpointThen::Fails { paused_until: Some(at + MINUTE), anew: false };
     store.record_attempt(&record(&first, DeliveryThen::RetryAt(at), paused)).await.unwrap();
     assert!(store.due_endpoints(at + MINUTE - Duration::from_millis(1)).await.unwrap().is_empty());
     let due = store.due_endpoints(at + MINUTE).await.unwrap();
@@ -459,7 +516,7 @@ async fn an_event_behind_another_one_is_not_due(fixture: &StoreFixture) {
     let at = now() + MINUTE;
     let first = lease(fixture, &endpoint, at).await.remove(0);
     let later = at + MINUTE * 60;
-    let fails = EndpointThen::Fails { paused_until: None };
+    let fails = EndpointThen::Fails { paused_until: None, anew: false };
     store.record_attempt(&record(&first, DeliveryThen::RetryAt(later), fails)).await.unwrap();
     failed(fixture, &row).await;
     assert!(store.due_endpoints(later - Duration::from_millis(1)).await.unwrap().is_empty());
@@ -480,7 +537,7 @@ async fn another_url_starts_without_failures_and_pauses(fixture: &StoreFixture) 
     submitted(fixture).await;
     let at = now() + MINUTE;
     let leased = lease(fixture, &endpoint, at).await;
-    let paused = |until| EndpointThen::Fails { paused_until: until };
+    let paused = |until| EndpointThen::Fails { paused_until: until, anew: false };
     store.record_attempt(&record(&leased[0], DeliveryThen::RetryAt(at), paused(Some(at + MINUTE * 60)))).await.unwrap();
     // Neither a failure without a pause nor a success shortens it.
     store.record_attempt(&record(&leased[1], DeliveryThen::RetryAt(at), paused(None))).await.unwrap();
@@ -503,7 +560,7 @@ async fn what_was_recovered_is_leased_in_order(fixture: &StoreFixture) {
         failed(fixture, row).await;
     }
     let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
-    let gone = EndpointThen::Disable { reason: "gone".to_owned() };
+    let gone = EndpointThen::Disable { reason: "gone".to_owned(), failing_since: None };
     store.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
     let disabled = store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert!(store.change_endpoint(&Endpoint { disabled: None, ..disabled }).await.unwrap());
@@ -541,6 +598,45 @@ async fn a_notifier_deletes_what_is_older_than_its_retention(fixture: &StoreFixt
     assert_eq!(store.forget_notifications(now() + MINUTE, now(), 100).await.unwrap(), 0, "nothing is left");
 }
 
+/// A clock that has just jumped ahead. It notices the pause after the first pass of the upkeep.
+struct Jumped(CancellationToken);
+
+impl TimeSource for Jumped {
+    fn now(&self) -> Timestamp {
+        now() + MINUTE * 120
+    }
+
+    fn steady_since(&self) -> Timestamp {
+        now() + MINUTE * 119
+    }
+
+    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
+        if span >= Duration::from_secs(5) {
+            self.0.cancel();
+        }
+        Box::pin(tokio::time::sleep(span))
+    }
+}
+
+async fn a_notifier_deletes_nothing_after_its_clock_jumped_ahead(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    for delivery in &lease(fixture, &endpoint, now() + MINUTE).await {
+        deliver(fixture, delivery).await;
+    }
+    let config =
+        NotifyConfig { retention: MINUTE * 60, ..Config::from_vars(Service::Command, |_| None).unwrap().notify };
+    let passed = CancellationToken::new();
+    let clock = Clock::new(Jumped(passed.clone()));
+    let notifier = Notifier::new(Arc::clone(store), clock, config, Duration::ZERO);
+    tokio::select! {
+        ended = notifier.run(CancellationToken::new()) => panic!("the notifier ended: {ended:?}"),
+        passed = tokio::time::timeout(SOON, passed.cancelled()) => passed.unwrap(),
+    }
+    assert_eq!(store.attempts(endpoint.id, None, 9).await.unwrap().len(), 1);
+}
+
 async fn a_failure_says_nothing_about_a_later_version_of_the_endpoint(fixture: &StoreFixture) {
     let store = &fixture.notifications;
     let endpoint = registered(fixture, &[EventType::Submitted]).await;
@@ -550,9 +646,9 @@ async fn a_failure_says_nothing_about_a_later_version_of_the_endpoint(fixture: &
     let leased = lease(fixture, &endpoint, now() + MINUTE).await;
     let moved = Endpoint { url: "https://example.com/new".to_owned(), ..endpoint.clone() };
     assert!(store.change_endpoint(&moved).await.unwrap());
-    let paused = EndpointThen::Fails { paused_until: Some(now() + MINUTE * 60) };
+    let paused = EndpointThen::Fails { paused_until: Some(now() + MINUTE * 60), anew: false };
     store.record_attempt(&record(&leased[0], DeliveryThen::RetryAt(now()), paused)).await.unwrap();
-    let gone = EndpointThen::Disable { reason: "answered 410".to_owned() };
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned(), failing_since: None };
     store.record_attempt(&record(&leased[1], DeliveryThen::RetryAt(now()), gone)).await.unwrap();
     let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert_eq!((stored.failures, stored.paused_until, stored.disabled), (0, None, None));
@@ -570,7 +666,7 @@ async fn a_repeated_event_waits_for_an_earlier_one(fixture: &StoreFixture) {
     let second = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
     assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event.clone()), now()).await.unwrap().queued, 1);
     let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
-    let fails = EndpointThen::Fails { paused_until: None };
+    let fails = EndpointThen::Fails { paused_until: None, anew: false };
     let late = now() + MINUTE * 60;
     store.record_attempt(&record(&first, DeliveryThen::RetryAt(late), fails.clone())).await.unwrap();
     store.record_attempt(&record(&second, DeliveryThen::RetryAt(now()), fails)).await.unwrap();
@@ -585,7 +681,7 @@ async fn what_waits_for_its_next_attempt_is_recovered_and_a_pause_ends(fixture: 
     submitted(fixture).await;
     let leased = lease(fixture, &endpoint, now() + MINUTE).await;
     let late = now() + MINUTE * 600;
-    let paused = EndpointThen::Fails { paused_until: Some(late) };
+    let paused = EndpointThen::Fails { paused_until: Some(late), anew: false };
     store.record_attempt(&record(&leased[0], DeliveryThen::RetryAt(late), paused)).await.unwrap();
     assert_eq!(store.due_endpoints(now() + MINUTE).await.unwrap(), []);
     let requeued = store.requeue(endpoint.id, &Requeue::Since(start - MINUTE), now()).await.unwrap();
@@ -706,7 +802,7 @@ async fn a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was
     // One of the backlog fails; the row's first event is given back, and so the longest due.
     let first = leased.remove(1);
     store.return_deliveries(&leased, now()).await.unwrap();
-    let gone = EndpointThen::Disable { reason: "answered 410".to_owned() };
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned(), failing_since: None };
     let record = AttemptRecord { now: late, ..record(&first, DeliveryThen::GivenUp, gone) };
     store.record_attempt(&record).await.unwrap();
     let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
@@ -729,7 +825,7 @@ async fn an_event_whose_process_died_waits_for_an_earlier_one(fixture: &StoreFix
     assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event.clone()), now()).await.unwrap().queued, 1);
     let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
     let (at, late) = (now() + MINUTE * 10, now() + MINUTE * 60);
-    let fails = EndpointThen::Fails { paused_until: None };
+    let fails = EndpointThen::Fails { paused_until: None, anew: false };
     store.record_attempt(&record(&first, DeliveryThen::RetryAt(late), fails)).await.unwrap();
     assert!(lease(fixture, &endpoint, at).await.is_empty(), "it follows the first one");
     assert_eq!(store.due_endpoints(at).await.unwrap(), [], "it would take the places of others, in vain");
@@ -849,7 +945,7 @@ async fn mysql_reads_only_deliveries_that_wait_when_it_disables_an_endpoint() {
         submitted(&fixture).await;
     }
     let first = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
-    let gone = EndpointThen::Disable { reason: "answered 410".to_owned() };
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned(), failing_since: None };
     let before = fixture.mysql_rows_read("webhook_deliveries").await;
     fixture.notifications.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
     let read = fixture.mysql_rows_read("webhook_deliveries").await - before;
@@ -885,7 +981,7 @@ async fn mysql_parks_no_event_behind_one_that_ends_at_the_same_time() {
     failed(&fixture, &row).await;
     let store = Arc::clone(&fixture.notifications);
     let second = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
-    let fails = EndpointThen::Fails { paused_until: None };
+    let fails = EndpointThen::Fails { paused_until: None, anew: false };
     store.record_attempt(&record(&second, DeliveryThen::RetryAt(now()), fails.clone())).await.unwrap();
     let second = lease(&fixture, &endpoint, now() + MINUTE).await.remove(0);
     assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event), now()).await.unwrap().queued, 1);

@@ -14,7 +14,8 @@ use super::notifications::required_moment;
 use crate::relay::state::event::{EventId, EventType};
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::notifications::{
-    Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, DeliveryThen, EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, PARKED,
+    Attempt, AttemptRecord, CHANGED_AT_ONCE, Delivery, DeliveryThen, EndpointId, EndpointThen, GIVEN_UP_AT_ONCE,
+    PARKED, Recorded,
 };
 use crate::timestamp::Timestamp;
 
@@ -133,14 +134,16 @@ pub(super) async fn lock_transactions(
     Ok(())
 }
 
-/// Records the attempt; returns whether it has disabled its endpoint.
+/// Records the attempt; returns what became of the decision.
 pub(super) async fn record_attempt(
     connection: &mut MySqlConnection,
     record: &AttemptRecord,
-) -> Result<bool, sqlx::Error> {
-    let AttemptRecord { delivery, attempt, then, now, .. } = record;
+) -> Result<Recorded, sqlx::Error> {
     // Steps of the timeline are numbered under this lock, too.
-    lock_transactions(connection, &BTreeSet::from([id(delivery.transaction)])).await?;
+    lock_transactions(connection, &BTreeSet::from([id(record.delivery.transaction)])).await?;
+    let refused = !may_disable(connection, record).await?;
+    let record = &if refused { record.try_again() } else { record.clone() };
+    let AttemptRecord { delivery, attempt, then, now, .. } = record;
     add_attempt(connection, delivery.endpoint, attempt).await?;
     let (sql, at) = match then {
         DeliveryThen::Delivered => (
@@ -167,16 +170,26 @@ pub(super) async fn record_attempt(
         .execute(&mut *connection)
         .await?;
     if moved.rows_affected() == 0 {
-        return Ok(false);
+        return Ok(Recorded::Late);
     }
     if !matches!(then, DeliveryThen::RetryAt(_)) {
         release_next(connection, delivery, *now).await?;
     }
-    let is_disabled = change_health(connection, record).await?;
+    change_health(connection, record).await?;
     if let Some(step) = record.step() {
         add_step(connection, delivery.transaction, &step, *now).await?;
     }
-    Ok(is_disabled)
+    Ok(if refused { Recorded::NotDisabled } else { Recorded::AsDecided })
+}
+
+/// Whether the endpoint is still as it was when the attempt was decided to disable it. It stays so until the commit.
+async fn may_disable(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<bool, sqlx::Error> {
+    const SQL: &str = "SELECT 1 FROM webhook_endpoints WHERE id = ? AND disabled_at IS NULL AND version = ? \
+         AND (? IS NULL OR failing_since <= ?) FOR UPDATE";
+    let EndpointThen::Disable { failing_since, .. } = &record.endpoint else { return Ok(true) };
+    let since = failing_since.map(datetime);
+    let statement = sqlx::query(SQL).bind(record.delivery.endpoint.to_string()).bind(record.endpoint_version);
+    Ok(statement.bind(since).bind(since).fetch_optional(connection).await?.is_some())
 }
 
 /// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled as the record says. Returns
@@ -306,7 +319,7 @@ pub(super) async fn park_followers(
 }
 
 /// Returns whether the endpoint is disabled now and was not before.
-async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<bool, sqlx::Error> {
+async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<(), sqlx::Error> {
     let AttemptRecord { delivery, attempt, endpoint: then, endpoint_version: version, now, .. } = record;
     let endpoint = delivery.endpoint.to_string();
     match then {
@@ -316,21 +329,21 @@ async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord)
                  WHERE id = ? AND failures > 0";
             sqlx::query(SQL).bind(endpoint).execute(connection).await?;
         }
-        EndpointThen::Fails { paused_until } => {
-            const SQL: &str = "UPDATE webhook_endpoints SET failing_since = COALESCE(failing_since, ?), \
-                 failures = failures + 1, \
+        EndpointThen::Fails { paused_until, anew } => {
+            const SQL: &str = "UPDATE webhook_endpoints SET \
+                 failing_since = CASE WHEN ? THEN ? ELSE COALESCE(failing_since, ?) END, failures = failures + 1, \
                  paused_until = GREATEST(COALESCE(paused_until, '2000-01-01'), COALESCE(?, '2000-01-01')) \
                  WHERE id = ? AND version = ?";
-            let statement = sqlx::query(SQL).bind(datetime(attempt.at)).bind(paused_until.map(datetime));
+            let at = datetime(attempt.at);
+            let statement = sqlx::query(SQL).bind(anew).bind(at).bind(at).bind(paused_until.map(datetime));
             statement.bind(endpoint).bind(version).execute(connection).await?;
         }
-        EndpointThen::Disable { reason } => {
+        EndpointThen::Disable { reason, .. } => {
             const DISABLE: &str = "UPDATE webhook_endpoints SET disabled_at = ?, disabled_reason = ?, updated_at = ?, \
                  version = version + 1 WHERE id = ? AND disabled_at IS NULL AND version = ?";
             let statement = sqlx::query(DISABLE).bind(datetime(*now)).bind(reason).bind(datetime(*now));
-            let disabled = statement.bind(&endpoint).bind(version).execute(&mut *connection).await?;
-            return Ok(disabled.rows_affected() > 0);
+            statement.bind(endpoint).bind(version).execute(connection).await?;
         }
     }
-    Ok(false)
+    Ok(())
 }

@@ -19,8 +19,8 @@ use crate::relay::state::event::{Event, EventId};
 use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
     Attempt, AttemptRecord, COUNT_MAX, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts, EndpointId,
-    GIVE_UP_PAGES_MAX, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX, Requeue,
-    Requeued, event_names, parse_events,
+    GIVE_UP_PAGES_MAX, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX, Recorded,
+    Requeue, Requeued, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -208,21 +208,22 @@ impl NotificationStore for MySqlStore {
             .await
     }
 
-    async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError> {
+    async fn record_attempt(&self, record: &AttemptRecord) -> Result<Recorded, StoreError> {
         let recorded = self.pool.transact(work!(connection => match record_attempt(connection, record).await {
-            Ok(is_disabled) => Ok(End::Keep(is_disabled)),
+            Ok(recorded) => Ok(End::Keep(recorded)),
             // Another connection took the number of a step.
             Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
             Err(error) => Err(error),
         }));
-        let mut pages = if recorded.await? { GIVE_UP_PAGES_MAX } else { 0 };
+        let recorded = recorded.await?;
+        let mut pages = if record.has_disabled(recorded) { GIVE_UP_PAGES_MAX } else { 0 };
         while pages > 0 {
             let given_up = self.pool.transact(work!(connection => {
                 Ok(End::Keep(give_up_some(connection, record).await?))
             }));
             pages = if given_up.await? < u64::from(GIVEN_UP_AT_ONCE) { 0 } else { pages - 1 };
         }
-        Ok(())
+        Ok(recorded)
     }
 
     async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError> {

@@ -10,6 +10,7 @@ use super::statements::add_step;
 use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::notifications::{
     AttemptRecord, CHANGED_AT_ONCE, Delivery, DeliveryThen, EndpointId, EndpointThen, GIVEN_UP_AT_ONCE, PARKED,
+    Recorded,
 };
 use crate::timestamp::Timestamp;
 
@@ -47,8 +48,10 @@ pub(super) fn give_back(connection: &Connection, delivery: &Delivery, now: Times
     Ok(())
 }
 
-/// Records the attempt; returns whether it has disabled its endpoint.
-pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<bool, rusqlite::Error> {
+/// Records the attempt; returns what became of the decision.
+pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<Recorded, rusqlite::Error> {
+    let refused = !may_disable(connection, record)?;
+    let record = &if refused { record.try_again() } else { record.clone() };
     let AttemptRecord { delivery, attempt, then, now, .. } = record;
     let endpoint = delivery.endpoint.0.as_bytes();
     connection
@@ -90,16 +93,27 @@ pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) ->
             .execute(params![endpoint, delivery.event.0, delivery.lease.as_bytes(), at.0, PARKED.0])?,
     };
     if moved == 0 {
-        return Ok(false);
+        return Ok(Recorded::Late);
     }
     if !matches!(then, DeliveryThen::RetryAt(_)) {
         release_next(connection, delivery, *now)?;
     }
-    let is_disabled = change_health(connection, record)?;
+    change_health(connection, record)?;
     if let Some(step) = record.step() {
         add_step(connection, delivery.transaction, &step, *now)?;
     }
-    Ok(is_disabled)
+    Ok(if refused { Recorded::NotDisabled } else { Recorded::AsDecided })
+}
+
+/// Whether the endpoint is still as it was when the attempt was decided to disable it.
+fn may_disable(connection: &Connection, record: &AttemptRecord) -> Result<bool, rusqlite::Error> {
+    let EndpointThen::Disable { failing_since, .. } = &record.endpoint else { return Ok(true) };
+    connection
+        .prepare_cached(
+            "SELECT 1 FROM webhook_endpoints WHERE id = ?1 AND disabled_at IS NULL AND version = ?2 \
+             AND (?3 IS NULL OR failing_since <= ?3)",
+        )?
+        .exists(params![record.delivery.endpoint.0.as_bytes(), record.endpoint_version, failing_since.map(|at| at.0)])
 }
 
 /// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled as the record says. Returns
@@ -180,7 +194,7 @@ pub(super) fn park_followers(
 }
 
 /// Returns whether the endpoint is disabled now and was not before.
-fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<bool, rusqlite::Error> {
+fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<(), rusqlite::Error> {
     let AttemptRecord { delivery, attempt, endpoint: then, endpoint_version: version, now, .. } = record;
     let id = delivery.endpoint.0.as_bytes();
     match then {
@@ -192,23 +206,23 @@ fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<bool
                 )?
                 .execute([id])?;
         }
-        EndpointThen::Fails { paused_until } => {
+        EndpointThen::Fails { paused_until, anew } => {
             connection
                 .prepare_cached(
-                    "UPDATE webhook_endpoints SET failing_since = COALESCE(failing_since, ?2), failures = failures + 1, \
+                    "UPDATE webhook_endpoints SET failures = failures + 1, \
+                     failing_since = CASE WHEN ?5 THEN ?2 ELSE COALESCE(failing_since, ?2) END, \
                      paused_until = MAX(COALESCE(paused_until, 0), COALESCE(?3, 0)) WHERE id = ?1 AND version = ?4",
                 )?
-                .execute(params![id, attempt.at.0, paused_until.map(|until| until.0), version])?;
+                .execute(params![id, attempt.at.0, paused_until.map(|until| until.0), version, anew])?;
         }
-        EndpointThen::Disable { reason } => {
-            let disabled = connection
+        EndpointThen::Disable { reason, .. } => {
+            connection
                 .prepare_cached(
                     "UPDATE webhook_endpoints SET disabled_at = ?2, disabled_reason = ?3, updated_at = ?2, \
                      version = version + 1 WHERE id = ?1 AND disabled_at IS NULL AND version = ?4",
                 )?
                 .execute(params![id, now.0, reason, version])?;
-            return Ok(disabled > 0);
         }
     }
-    Ok(false)
+    Ok(())
 }

@@ -18,7 +18,7 @@ use crate::relay::store::StoreError;
 use crate::relay::store::notifications::{
     Attempt, AttemptRecord, CHANGED_AT_ONCE, COUNT_MAX, Delivery, Disabled, DueEndpoint, Endpoint, EndpointCounts,
     EndpointId, GIVE_UP_PAGES_MAX, GIVEN_UP_AT_ONCE, NotificationCounts, NotificationStore, PARKED, REQUEUE_PAGES_MAX,
-    Requeue, Requeued, event_names, parse_events,
+    Recorded, Requeue, Requeued, event_names, parse_events,
 };
 use crate::timestamp::Timestamp;
 
@@ -208,16 +208,16 @@ impl NotificationStore for SqliteStore {
             .await
     }
 
-    async fn record_attempt(&self, record: &AttemptRecord) -> Result<(), StoreError> {
-        let recorded = record.clone();
-        let is_disabled = self.write(move |connection| record_attempt(connection, &recorded)).await?;
-        let mut pages = if is_disabled { GIVE_UP_PAGES_MAX } else { 0 };
+    async fn record_attempt(&self, record: &AttemptRecord) -> Result<Recorded, StoreError> {
+        let decided = record.clone();
+        let recorded = self.write(move |connection| record_attempt(connection, &decided)).await?;
+        let mut pages = if record.has_disabled(recorded) { GIVE_UP_PAGES_MAX } else { 0 };
         while pages > 0 {
             let record = record.clone();
             let given_up = self.write(move |connection| give_up_some(connection, &record)).await?;
             pages = if given_up < GIVEN_UP_AT_ONCE { 0 } else { pages - 1 };
         }
-        Ok(())
+        Ok(recorded)
     }
 
     async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError> {
