@@ -8,6 +8,7 @@ mod bad_input;
 mod commands;
 mod data_directory;
 mod dev;
+mod endpoint_health;
 mod full_disk;
 mod journey;
 mod layers;

@@ -36,5 +36,6 @@ mod sqs_queue;
 #[path = "../scenarios/status_watcher.rs"]
 mod status_watcher;
 mod task_role;
+mod webhook_receivers;
 mod webhook_tls;
 mod webhook_verifiers;

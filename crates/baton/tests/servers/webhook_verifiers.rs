@@ -60,7 +60,7 @@ fn delivery(secret: &Secret, id: &str, timestamp_s: i64, signature: &str, body: 
 }
 
 /// The lines that a program prints for these lines.
-fn run(program: &mut Command, input: &str) -> Vec<String> {
+pub fn run(program: &mut Command, input: &str) -> Vec<String> {
     let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A program that has failed at its start has closed it; its standard error is shown below.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
@@ -70,13 +70,13 @@ fn run(program: &mut Command, input: &str) -> Vec<String> {
 }
 
 /// The directory of the installed verifiers.
-fn verifiers() -> PathBuf {
+pub fn verifiers() -> PathBuf {
     let directory = PathBuf::from(harness::engine::server("BATON_TEST_WEBHOOK_VERIFIERS"));
     let is_installed = directory.join("installed").exists();
     assert!(is_installed, "{} is not there: run `scripts/services install`", directory.display());
     directory
 }
 
-fn script(name: &str) -> String {
+pub fn script(name: &str) -> String {
     format!("{}/tests/verifiers/{name}", env!("CARGO_MANIFEST_DIR"))
 }
