@@ -321,23 +321,21 @@ impl AttemptRecord {
         recorded == Recorded::AsDecided && matches!(self.endpoint, EndpointThen::Disable { .. })
     }
 
-    /// What the transaction's timeline says of it: the first failure and the end, not each attempt.
+    /// What the transaction's timeline says of it: the first failure and the end, not each attempt. Every key may read it, so
+    /// it does not say what a receiver answered, and nothing of the operator's own endpoint.
     pub fn step(&self) -> Option<Step> {
         let Delivery { endpoint, kind, transaction, .. } = &self.delivery;
-        if transaction.0.is_nil() {
+        if transaction.0.is_nil() || *endpoint == EndpointId::ENVIRONMENT {
             return None;
         }
         let (number, kind) = (self.attempt.number, kind.name());
-        let why = self.attempt.error.as_deref().unwrap_or("no reason given");
         match self.then {
             DeliveryThen::Delivered => {
                 Some(Step::new("notified", format!("{kind} delivered to endpoint {endpoint} at attempt {number}")))
             }
-            DeliveryThen::GivenUp => {
-                Some(Step::new("notification-given-up", format!("{kind} to endpoint {endpoint}: {why}")))
-            }
+            DeliveryThen::GivenUp => Some(Step::new("notification-given-up", format!("{kind} to endpoint {endpoint}"))),
             DeliveryThen::RetryAt(_) if number == 1 => {
-                Some(Step::new("notification-failed", format!("{kind} to endpoint {endpoint}: {why}; tried again")))
+                Some(Step::new("notification-failed", format!("{kind} to endpoint {endpoint}; tried again")))
             }
             DeliveryThen::RetryAt(_) => None,
         }
@@ -437,4 +435,46 @@ pub(super) fn event_names(events: &[EventType]) -> String {
 /// The kinds behind [`event_names`]; a name that this version does not know is left out.
 pub(super) fn parse_events(names: &str) -> Vec<EventType> {
     names.split(',').filter_map(EventType::parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_timeline_says_nothing_of_the_operators_endpoint_and_not_what_a_receiver_answered() {
+        let step = |endpoint, then| {
+            let event = EventId("evt_1".to_owned());
+            let delivery = Delivery {
+                endpoint,
+                event: event.clone(),
+                kind: EventType::Completed,
+                transaction: TransactionId(Uuid::from_u128(1)),
+                position: 4,
+                created_at: Timestamp(0),
+                attempts: 0,
+                payload: "{}".to_owned(),
+                lease: Uuid::from_u128(2),
+            };
+            let attempt = Attempt {
+                id: Uuid::from_u128(3),
+                event,
+                number: 1,
+                at: Timestamp(0),
+                duration: Duration::ZERO,
+                status: None,
+                error: Some("the certificate is for inside.example".to_owned()),
+                answer: None,
+            };
+            let (endpoint, now) = (EndpointThen::Works, Timestamp(0));
+            AttemptRecord { delivery, attempt, then, endpoint, endpoint_version: 1, now }.step()
+        };
+        for then in [DeliveryThen::Delivered, DeliveryThen::GivenUp, DeliveryThen::RetryAt(Timestamp(9))] {
+            assert_eq!(step(EndpointId::ENVIRONMENT, then), None);
+            let shown = step(EndpointId(Uuid::from_u128(7)), then).unwrap();
+            assert!(!shown.detail.contains("inside"), "{}", shown.detail);
+        }
+    }
 }

@@ -17,13 +17,19 @@ use crate::timestamp::Timestamp;
 /// Maximum entries of a timeline. Ignored webhooks stop earlier, which leaves room for alarms.
 const TIMELINE_ENTRIES_MAX: u32 = 2000;
 const TIMELINE_IGNORED_MAX: u32 = 200;
+/// A client decides how often it is notified, and must not fill the timeline before an alarm.
+const TIMELINE_NOTIFIED_MAX: u32 = 1000;
 
 /// Maximum webhooks kept for a transaction that is not bound yet.
 pub(super) const EARLY_WEBHOOKS_MAX: u32 = 20;
 
 /// Number of entries at which a timeline no longer takes this step.
 pub(super) fn timeline_max(step: &Step) -> u32 {
-    if step.action == "webhook-ignored" { TIMELINE_IGNORED_MAX } else { TIMELINE_ENTRIES_MAX }
+    match step.action {
+        "webhook-ignored" => TIMELINE_IGNORED_MAX,
+        "notified" | "notification-failed" | "notification-given-up" => TIMELINE_NOTIFIED_MAX,
+        _ => TIMELINE_ENTRIES_MAX,
+    }
 }
 
 /// A page of rows ends with the row that exceeds this many bytes: a client may store rows of hundreds of kilobytes, and several
@@ -161,5 +167,18 @@ impl RawRow {
             relayer_says: self.relayer_says.as_deref().and_then(|text| serde_json::from_str(text).ok()),
             cancel_requested_at: self.cancel_requested_at.map(Timestamp),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notifications_leave_room_for_alarms_in_a_timeline() {
+        let max = |action| timeline_max(&Step::new(action, ""));
+        for action in ["notified", "notification-failed", "notification-given-up", "webhook-ignored"] {
+            assert!(max(action) <= max("double-send") / 2, "{action}");
+        }
     }
 }
