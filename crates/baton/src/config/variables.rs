@@ -521,8 +521,8 @@ pub const SECTIONS: &[Section] = &[
                 "Accept and call endpoints at private and loopback addresses, and over plain http; for development",
             ),
             var("WEBHOOK_PORTS", List, "", Relay, "Ports that endpoints may have, separated by commas; unset: any"),
-            var("WEBHOOK_ENDPOINTS_MAX", Count, "20", Relay, "Maximum endpoints of one API key"),
-            var("WEBHOOK_RETENTION_DAYS", Count, "30", Notifiers, "Days that delivered and given-up events are kept"),
+            var("WEBHOOK_ENDPOINTS_MAX", Count, "100", Relay, "Maximum endpoints of one API key"),
+            var("WEBHOOK_RETENTION_DAYS", Count, "30", Relay, "Days that delivered and given-up events are kept"),
             var("WEBHOOK_CONCURRENCY", Count, "64", Notifiers, "Deliveries in flight of one process"),
             var(
                 "NOTIFIER_IN_CONSUMER",

@@ -19,7 +19,7 @@ use tracing::info;
 use uuid::Uuid;
 
 use super::address_guard::{AddressGuard, UrlRefused};
-use super::endpoint_change::{Changed, change_endpoint, disable, enable};
+use super::endpoint_change::{Changed, change_endpoint, disable, enable, move_to};
 use super::endpoint_request::{
     AttemptsQuery, EndpointChange, EndpointUrl, NewEndpoint, Refused, read_event_id, read_overlap, read_since,
 };
@@ -186,7 +186,7 @@ async fn change(
     let now = state.clock.now();
     let alter = |endpoint: &mut Endpoint| {
         if let Some(url) = &change.url {
-            endpoint.url.clone_from(&url.text);
+            move_to(endpoint, &url.text);
         }
         if let Some(events) = &change.events {
             endpoint.events.clone_from(events);

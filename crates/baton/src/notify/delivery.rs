@@ -89,10 +89,11 @@ impl Deliverer {
         (now, self.sender.send(&endpoint.owner, &endpoint.url, headers, Bytes::from(delivery.payload.clone())).await)
     }
 
-    /// Whether the endpoint was changed since it was read.
+    /// Whether the endpoint has another URL since it was read, or was disabled. Other changes leave the schedule as it is:
+    /// an owner that repeats them would be sent attempts without pauses.
     async fn has_changed(&self, read: &Endpoint) -> bool {
         match self.store.endpoint(read.id).await {
-            Ok(current) => current.is_none_or(|current| current.version != read.version),
+            Ok(current) => current.is_none_or(|current| current.url != read.url || current.disabled.is_some()),
             Err(_) => false,
         }
     }

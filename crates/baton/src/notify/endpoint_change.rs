@@ -51,6 +51,16 @@ pub fn enable(endpoint: &mut Endpoint) {
     }
 }
 
+/// Sends deliveries to this URL. Failures and pauses were those of another one, as the store sees it.
+pub fn move_to(endpoint: &mut Endpoint, url: &str) {
+    if endpoint.url != url {
+        url.clone_into(&mut endpoint.url);
+        endpoint.failing_since = None;
+        endpoint.failures = 0;
+        endpoint.paused_until = None;
+    }
+}
+
 /// Stops deliveries to an endpoint. One that is disabled already keeps its first reason.
 pub fn disable(endpoint: &mut Endpoint, reason: &str, now: Timestamp) {
     endpoint.disabled.get_or_insert_with(|| Disabled { at: now, reason: reason.to_owned() });

@@ -106,7 +106,9 @@ impl Notifier {
     async fn keep_environment_endpoint(&self, shutdown: &CancellationToken) {
         loop {
             match self.set_environment_endpoint().await {
-                Ok(()) => return,
+                Ok(true) => return,
+                // Another process changed it meanwhile.
+                Ok(false) => continue,
                 Err(failure) => {
                     warn!(action = "environment_endpoint", "CLIENT_WEBHOOK_URL is not in force yet: {failure}")
                 }
@@ -119,22 +121,30 @@ impl Notifier {
         }
     }
 
-    async fn set_environment_endpoint(&self) -> Result<(), StoreError> {
+    /// Whether the environment's endpoint is now as it is configured.
+    async fn set_environment_endpoint(&self) -> Result<bool, StoreError> {
         let known = self.store.endpoint(EndpointId::ENVIRONMENT).await?;
         let now = self.clock.now();
         let wanted = self.config.environment_endpoint.as_ref().map(|(url, _)| url.expose());
         match (known, wanted) {
-            (None, None) => Ok(()),
-            (Some(known), Some(url)) if known.url == url && known.disabled.is_none() => Ok(()),
-            (Some(known), None) if known.disabled.is_some() => Ok(()),
+            (None, None) => Ok(true),
+            (Some(known), Some(url)) if known.url == url && known.disabled.is_none() => Ok(true),
+            (Some(known), None) if known.disabled.is_some() => Ok(true),
             (Some(known), None) => {
                 let reason = "CLIENT_WEBHOOK_URL is not set".to_owned();
                 let disabled = Some(Disabled { at: now, reason });
-                self.store.change_endpoint(&Endpoint { disabled, updated_at: now, ..known }).await.map(drop)
+                let changed = self.store.change_endpoint(&Endpoint { disabled, updated_at: now, ..known }).await?;
+                if changed {
+                    warn!(
+                        action = "environment_endpoint",
+                        "CLIENT_WEBHOOK_URL is not set: the endpoint of an earlier start, or of another process, is disabled"
+                    );
+                }
+                Ok(changed)
             }
             (Some(known), Some(url)) => {
                 let url = url.to_owned();
-                self.store.change_endpoint(&Endpoint { url, disabled: None, updated_at: now, ..known }).await.map(drop)
+                self.store.change_endpoint(&Endpoint { url, disabled: None, updated_at: now, ..known }).await
             }
             (None, Some(url)) => {
                 let endpoint = Endpoint {
@@ -153,7 +163,7 @@ impl Notifier {
                     failures: 0,
                     paused_until: None,
                 };
-                self.store.put_endpoint(&endpoint, usize::MAX).await.map(drop)
+                self.store.put_endpoint(&endpoint, usize::MAX).await
             }
         }
     }

@@ -68,6 +68,25 @@ async fn the_metrics_of_notifications_follow_the_endpoints() {
     shows("baton_webhook_events_waiting", "", &|value| value == 0.0).await;
 }
 
+#[tokio::test]
+async fn a_change_of_the_url_answers_without_the_failures_of_the_one_before() {
+    let relay = setup().start().await;
+    let (fails, works) = (Sink::start().await, Sink::start().await);
+    fails.reply(Reply::RetryAfter(429, "3600".to_owned()));
+    let (path, _) = register(&relay, &fails.url(), &["transaction.completed"]).await;
+    relay.send(&serial_body(1)).await;
+    eventually(SOON, "the endpoint to fail", || async {
+        let (_, shown) = relay.get(&path).await;
+        (shown["failures"] == 1 && shown["pausedUntil"].is_string()).then_some(())
+    })
+    .await;
+    let (_, changed) = answer(relay.request(Method::PATCH, &path).json(&json!({ "url": works.url() }))).await;
+    assert_eq!(
+        (&changed["failures"], &changed["failingSince"], &changed["pausedUntil"]),
+        (&json!(0), &Value::Null, &Value::Null)
+    );
+}
+
 /// Five days in nine seconds.
 #[tokio::test]
 async fn an_endpoint_that_only_fails_for_five_days_is_disabled_logged_and_counted() {
@@ -115,6 +134,11 @@ async fn the_environments_endpoint_is_disabled_without_its_variable_and_enabled_
     without.retain(|name, _| !name.starts_with("CLIENT_WEBHOOK_"));
     restart(&mut relay, &without).await;
     listed(&relay, "disabled: CLIENT_WEBHOOK_URL is not set").await;
+    eventually_ok(SOON, "the warning", || async {
+        let output = relay.api.output();
+        if output.contains("CLIENT_WEBHOOK_URL is not set: the endpoint") { Ok(()) } else { Err(output) }
+    })
+    .await;
     relay.send(&serial_body(2)).await;
     relay.until_all_final(LATER).await;
     restart(&mut relay, &with).await;
