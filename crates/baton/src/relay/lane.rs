@@ -165,9 +165,12 @@ impl RelayLane {
     pub async fn consume(&self, shutdown: CancellationToken) -> Summary {
         let me = ConsumerId::generate();
         let decides = self.config.chain.as_ref().filter(|config| config.decides);
-        let check = self.chain.as_ref().zip(decides).map(|(chain, config)| {
-            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks)
-                .with_rate(config.calls_per_second);
+        // One for all that ask: the rate and the pause are this consumer's, not theirs.
+        let reader = self.chain.as_ref().zip(self.config.chain.as_ref()).map(|(chain, config)| {
+            let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks);
+            Arc::new(reader.with_rate(config.calls_per_second))
+        });
+        let check = reader.clone().zip(decides).map(|(reader, _)| {
             let (guarded, pool) = (Arc::clone(&self.guarded), Arc::clone(&self.pool));
             Arc::new(ChainCheck::new(reader, guarded, pool, QUESTION_TIMEOUT))
         });
@@ -232,7 +235,7 @@ impl RelayLane {
             summary
         };
         let (summary, (), ()) =
-            tokio::join!(consuming, reconciler.run(drained.clone()), self.watch_nonces(drained.clone()));
+            tokio::join!(consuming, reconciler.run(drained.clone()), self.watch_nonces(reader, drained.clone()));
         let Summary { received, done, retried, dead, handed_back, .. } = summary;
         info!(
             action = "consumer_stopped", consumer = %me, received, done, retried, dead, handed_back,
@@ -242,8 +245,8 @@ impl RelayLane {
     }
 
     /// Holds the relayers' open nonces against the chain, if there is one.
-    async fn watch_nonces(&self, shutdown: CancellationToken) {
-        let Some((chain, config)) = self.chain.as_ref().zip(self.config.chain.as_ref()) else {
+    async fn watch_nonces(&self, reader: Option<Arc<AccountReader>>, shutdown: CancellationToken) {
+        let Some((reader, config)) = reader.zip(self.config.chain.as_ref()) else {
             return warn!(
                 action = "no_chain",
                 "RPC_URL is not set, so relayers are believed: a transaction that a relayer signed and calls failed may \
@@ -257,10 +260,8 @@ impl RelayLane {
                  signed and calls failed may have been executed"
             );
         }
-        let reader = AccountReader::new(Arc::clone(chain), self.guarded.clock.clone(), config.finality_blocks)
-            .with_rate(config.calls_per_second);
         self.probe_node(&reader, &shutdown).await;
-        self.pool.watch_nonces(reader, shutdown).await;
+        self.pool.watch_nonces(&reader, shutdown).await;
     }
 
     /// Logs once whether the node at `RPC_URL` gives what the chain check needs; waits while it does not answer.

@@ -112,7 +112,7 @@ impl ConsumerProcess {
         let chain = Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain).unwrap());
         let check = decides.then(|| {
             let reader = AccountReader::new(Arc::clone(&chain), guarded.clock.clone(), finality_blocks);
-            Arc::new(ChainCheck::new(reader, Arc::clone(&guarded), Arc::clone(&pool), QUESTION_TIMEOUT))
+            Arc::new(ChainCheck::new(Arc::new(reader), Arc::clone(&guarded), Arc::clone(&pool), QUESTION_TIMEOUT))
         });
         let settings = ReconcilerSettings {
             interval: Duration::from_secs(1),

@@ -27,7 +27,7 @@ use crate::timestamp::Timestamp;
 
 /// Looks transactions up on the chain.
 pub struct ChainCheck {
-    pub(super) reader: AccountReader,
+    pub(super) reader: Arc<AccountReader>,
     pub(super) guarded: Arc<GuardedStore>,
     pub(super) pool: Arc<Pool>,
     pub(super) question_timeout: Duration,
@@ -69,7 +69,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 impl ChainCheck {
     /// Looks up with this reader.
-    pub fn new(reader: AccountReader, guarded: Arc<GuardedStore>, pool: Arc<Pool>, question_timeout: Duration) -> Self {
+    pub fn new(
+        reader: Arc<AccountReader>,
+        guarded: Arc<GuardedStore>,
+        pool: Arc<Pool>,
+        question_timeout: Duration,
+    ) -> Self {
         Self { reader, guarded, pool, question_timeout }
     }
 

@@ -212,10 +212,10 @@ impl Pool {
 
     /// Compares the nonces of open transactions with the chain's counts until shutdown. For consumers: one process that asks
     /// the chain is enough to keep work away from a jammed relayer.
-    pub async fn watch_nonces(&self, reader: AccountReader, shutdown: CancellationToken) {
+    pub async fn watch_nonces(&self, reader: &AccountReader, shutdown: CancellationToken) {
         let watching = async {
             loop {
-                join_all((0..self.clients.len()).map(|index| self.count_on_chain(&reader, index))).await;
+                join_all((0..self.clients.len()).map(|index| self.count_on_chain(reader, index))).await;
                 self.clock.sleep(self.settings.health_interval).await;
             }
         };

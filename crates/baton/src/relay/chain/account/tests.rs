@@ -1,16 +1,24 @@
+mod limits;
+mod sharing;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
+use tokio::sync::watch;
 
 use super::*;
+use crate::clock::TimeSource;
 use crate::config::{ChainConfig, Secret};
 use crate::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
 
 const ACCOUNT: Address = Address::repeat_byte(0xaa);
 /// Seconds between two blocks.
 const BLOCK_TIME: u64 = 10;
+/// Blocks on top of one that make it final.
+const FINALITY: u64 = 4;
 
 /// A chain of which each call may find another state.
 struct Node {
@@ -75,6 +83,10 @@ async fn history(state: fn(usize) -> State) -> Result<AccountHistory, ChainError
 }
 
 fn reader(urls: &str, node: impl Transport + 'static) -> AccountReader {
+    reader_at(Clock::system(), urls, node)
+}
+
+fn reader_at(clock: Clock, urls: &str, node: impl Transport + 'static) -> AccountReader {
     let config = ChainConfig {
         rpc_url: Secret::new(urls),
         rpc_timeout: Duration::from_secs(1),
@@ -87,7 +99,42 @@ fn reader(urls: &str, node: impl Transport + 'static) -> AccountReader {
         calls_per_second: None,
     };
     let chain = Arc::new(Chain::over(Arc::new(node), &config).unwrap());
-    AccountReader::new(chain, Clock::system(), 4)
+    AccountReader::new(chain, clock, FINALITY)
+}
+
+/// A clock that passes only when a test says so.
+#[derive(Clone)]
+struct HandClock {
+    started: Instant,
+    passed: watch::Sender<Duration>,
+}
+
+impl HandClock {
+    fn new() -> Self {
+        Self { started: Instant::now(), passed: watch::Sender::new(Duration::ZERO) }
+    }
+
+    fn pass(&self, span: Duration) {
+        self.passed.send_modify(|passed| *passed += span);
+    }
+}
+
+impl TimeSource for HandClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(0) + *self.passed.borrow()
+    }
+
+    fn instant(&self) -> Instant {
+        self.started + *self.passed.borrow()
+    }
+
+    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
+        let mut passed = self.passed.subscribe();
+        let until = *passed.borrow() + span;
+        Box::pin(tokio::task::unconstrained(async move {
+            let _ = passed.wait_for(|passed| *passed >= until).await;
+        }))
+    }
 }
 
 const STEADY: State = State { head: 20, mined: Some(19), historical: true };
