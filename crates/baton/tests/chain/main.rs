@@ -15,6 +15,7 @@ mod jams;
 mod killed_halfway;
 mod misleading_relayers;
 mod misled_fixture;
+mod node;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
 mod relay_fixture;

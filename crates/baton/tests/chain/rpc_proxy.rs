@@ -1,5 +1,5 @@
-//! A proxy in front of a chain's JSON-RPC. It can drop `eth_sendRawTransaction` or its answer, or hold back the requests of
-//! one method; it passes everything else, and counts requests by method.
+//! A proxy in front of a chain's JSON-RPC. It can drop `eth_sendRawTransaction` or its answer, hold back the requests of
+//! one method, or answer in the node's place by a rule; it passes everything else, and counts requests by method.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use harness::chain::Chain;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -25,6 +26,18 @@ pub enum SendFault {
     AnswerLost,
 }
 
+/// What a node does wrong with one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeFault {
+    /// It answers with a JSON-RPC error of this code and text.
+    Error(i64, &'static str),
+    /// It never answers.
+    Silent,
+}
+
+/// Chooses the fault of a request by its method and parameters.
+type NodeRule = Arc<dyn Fn(&str, &Value) -> Option<NodeFault> + Send + Sync>;
+
 /// A running proxy. Dropping it stops it.
 pub struct RpcProxy {
     url: String,
@@ -36,6 +49,7 @@ struct Inner {
     chain: String,
     http: reqwest::Client,
     fault: Mutex<SendFault>,
+    rule: Mutex<NodeRule>,
     /// The method whose requests are held back.
     held: watch::Sender<Option<&'static str>>,
     /// Signed transactions of all send requests, dropped ones included.
@@ -52,6 +66,7 @@ impl RpcProxy {
             chain: chain.url().to_owned(),
             http: harness::http_client(),
             fault: Mutex::new(SendFault::None),
+            rule: Mutex::new(Arc::new(|_: &str, _: &Value| None)),
             held: watch::Sender::new(None),
             sent: Mutex::default(),
             requests: Mutex::default(),
@@ -67,6 +82,11 @@ impl RpcProxy {
 
     pub fn set(&self, fault: SendFault) {
         *self.state.fault.lock().unwrap() = fault;
+    }
+
+    /// Answers by this rule from now on, in the node's place.
+    pub fn set_rule(&self, rule: impl Fn(&str, &Value) -> Option<NodeFault> + Send + Sync + 'static) {
+        *self.state.rule.lock().unwrap() = Arc::new(rule);
     }
 
     /// Holds back requests with this method, without an answer, until this is called again.
@@ -100,9 +120,19 @@ impl Drop for RpcProxy {
 }
 
 async fn forward(State(rpc): State<Arc<Inner>>, body: Bytes) -> Response {
-    let request: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    let request: Value = serde_json::from_slice(&body).unwrap();
     let method = request["method"].as_str().unwrap();
     *rpc.requests.lock().unwrap().entry(method.to_owned()).or_default() += 1;
+    let rule = Arc::clone(&rpc.rule.lock().unwrap());
+    match rule(method, &request["params"]) {
+        None => {}
+        Some(NodeFault::Silent) => std::future::pending().await,
+        Some(NodeFault::Error(code, message)) => {
+            let error = json!({ "code": code, "message": message });
+            let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "error": error });
+            return ([("content-type", "application/json")], answer.to_string()).into_response();
+        }
+    }
     let _ = rpc.held.subscribe().wait_for(|held| *held != Some(method)).await;
     let is_send = method == "eth_sendRawTransaction";
     let fault = if is_send { *rpc.fault.lock().unwrap() } else { SendFault::None };

@@ -171,6 +171,10 @@ impl AccountReader {
         if listed.iter().any(|transaction| !transaction.is_object()) {
             return Err(ChainError::Unreadable("blocks come without their transactions"));
         }
+        // A refusal here is no lack of history: these counts are needed in any case.
+        for block in ["latest", "pending"] {
+            self.count_at(Address::ZERO, block).await?;
+        }
         match self.count(Address::ZERO, head.number.saturating_sub(HISTORY_PROBE)).await {
             Ok(_) => Ok(true),
             Err(ChainError::Refused { .. }) => Ok(false),

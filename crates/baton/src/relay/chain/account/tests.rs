@@ -148,6 +148,41 @@ async fn a_transaction_is_found_with_and_without_historical_state() {
     }
 }
 
+#[tokio::test]
+async fn the_probe_tells_what_a_node_lacks() {
+    fn refused(code: i64) -> Value {
+        json!({ "error": { "code": code, "message": "not here" } })
+    }
+    type Lacks = fn(&str, &Value) -> Option<Value>;
+    let verdict = async |lacks: Lacks| {
+        let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
+            Ok((200, lacks(method, params).unwrap_or_else(|| STEADY.answer(method, params))))
+        });
+        reader("http://node", nodes).probe().await.ok()
+    };
+    assert_eq!(verdict(|_, _| None).await, Some(true));
+    let no_history: Lacks = |method, params| {
+        let old = method == "eth_getTransactionCount" && params[1].as_str().unwrap().starts_with("0x");
+        old.then(|| refused(-32_000))
+    };
+    assert_eq!(verdict(no_history).await, Some(false), "its blocks are read one by one");
+    let without: [(&str, Lacks); 4] = [
+        ("no transaction counts", |method, _| (method == "eth_getTransactionCount").then(|| refused(-32_601))),
+        ("no count of the pool", |method, params| {
+            (method == "eth_getTransactionCount" && params[1] == "pending").then(|| refused(-32_602))
+        }),
+        ("no blocks", |method, _| (method == "eth_getBlockByNumber").then(|| refused(-32_601))),
+        ("no transactions in blocks", |method, params| {
+            let mut block = STEADY.answer(method, params);
+            block["result"]["transactions"] = json!([B256::with_last_byte(1)]);
+            (method == "eth_getBlockByNumber").then_some(block)
+        }),
+    ];
+    for (name, lacks) in without {
+        assert_eq!(verdict(lacks).await, None, "{name}");
+    }
+}
+
 /// The transaction must not vanish between the count, in which it is, and the blocks, in which it no longer is: neither
 /// mined nor waiting, it would seem never to have been sent.
 #[tokio::test]
