@@ -42,6 +42,7 @@ async fn the_chain_is_not_asked_again_for_a_known_block() {
     assert_eq!(shown["block_number"], block_on(&chain, &shown).await);
     let requests = rpc.request_count(RECEIPT);
     assert!(requests > 0, "the block number comes from the chain");
+    assert_eq!(relay.metric("baton_rpc_calls_total", RECEIPT).await, requests as f64);
     for _ in 0..10 {
         assert_eq!(relay.status(&id).await, shown);
     }
@@ -71,8 +72,13 @@ async fn during_a_chain_outage_nothing_is_confirmed_and_a_block_that_was_shown_s
     let mut relay = ChainSetup::on(&chain).env("RPC_URL", link.url()).start().await;
     for mode in [Mode::Refuse, Mode::BlackHole, Mode::SwallowAnswers] {
         link.set(mode).await;
+        let failures = relay.metric("baton_rpc_failures_total", "").await;
         let id = relay.send(new_key().address(), U256::from(1), &[]).await;
         only_claimed(&relay, &id).await;
+        eventually(SOON, "calls without an answer to be counted", || async {
+            (relay.metric("baton_rpc_failures_total", "").await > failures).then_some(())
+        })
+        .await;
         for _ in 0..READS {
             let shown = relay.status(&id).await;
             assert_eq!((&shown["status"], &shown["block_number"]), (&json!("submitted"), &Value::Null), "{mode:?}");
@@ -131,6 +137,29 @@ async fn relayers_on_another_chain_than_configured_get_nothing() {
     .await;
     assert_eq!(relay.status(&id).await["status"], "pending");
     assert_eq!(relay.mined().await, 0);
+}
+
+/// The wrong relayer is the first one: by the relayers alone, the other one would be wrong.
+#[tokio::test]
+async fn without_a_chain_id_relayers_on_another_chain_than_that_of_rpc_url_get_nothing() {
+    let relay = RelaySetup::relayers(2)
+        .env("RPC_URL", Chain::shared().url())
+        .relayer(0, |options| (options.chain_id, options.network) = (Some(1), "mainnet".to_owned()))
+        .start()
+        .await;
+    relay.send_many(0..50).await;
+    eventually(SOON, "the right relayer to take all", || async {
+        (relay.relayers[1].accepted().len() == 50).then_some(())
+    })
+    .await;
+    relay.until_relayer(0, "wrong network").await;
+    let (_, health) = relay.get("/health").await;
+    let each = health["parts"]["relayers"]["each"].as_array().unwrap();
+    let url = relay.relayers[0].url();
+    let wrong = each.iter().find(|relayer| relayer["url"] == url.as_str()).unwrap();
+    assert_eq!((&wrong["chainId"], &wrong["expectedChainId"]), (&json!(1), &json!(CHAIN_ID)), "{wrong}");
+    assert_eq!(wrong["network"], "mainnet", "{wrong}");
+    assert_eq!(relay.relayers[0].count_requests("POST", "/transactions"), 0);
 }
 
 /// Redis may hold an entry without the block number: from a process that did not know it yet, or from a version without

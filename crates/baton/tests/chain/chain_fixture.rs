@@ -233,6 +233,11 @@ impl ChainFixture {
         processes.into_iter().flatten().map(Process::log_excerpt).collect::<Vec<_>>().join("\n")
     }
 
+    /// A metric of the API process, summed over the series whose labels contain `label`.
+    pub async fn metric(&self, name: &str, label: &str) -> f64 {
+        relay_fixture::metric(&self.http, &self.base, name, label).await
+    }
+
     /// The number of mined transactions of all relayers together.
     pub async fn mined(&self) -> u64 {
         let mut sum = 0;

@@ -1,7 +1,7 @@
 //! A relayer behind a nonce gap: the chain shows which nonce is missing, and the relayer gets no new work until it is filled.
 
 use alloy_primitives::{Bytes, U256};
-use harness::chain::{Chain, TransactionRequest};
+use harness::chain::{Chain, PrivateKeySigner, TransactionRequest};
 use harness::relayer::Outcome;
 use harness::wait::{eventually, eventually_ok};
 use serde_json::{Value, json};
@@ -45,10 +45,8 @@ async fn until_entry(relay: &RelayFixture, index: usize, status: &str) -> Value 
     .await
 }
 
-#[tokio::test]
-async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
-    let chain = Chain::shared();
-    let keys = [chain.funded_key().await, chain.funded_key().await];
+/// Two relayers with these keys; the second one is paused.
+async fn jammable(chain: &Chain, keys: &[PrivateKeySigner; 2]) -> RelayFixture {
     let [first, second] = [&keys[0], &keys[1]].map(|key| key.address().to_string());
     let relay = RelaySetup::relayers(2)
         .env("RPC_URL", chain.url())
@@ -61,6 +59,14 @@ async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
         .start()
         .await;
     until_entry(&relay, 1, "paused").await;
+    relay
+}
+
+#[tokio::test]
+async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
+    let chain = Chain::shared();
+    let keys = [chain.funded_key().await, chain.funded_key().await];
+    let relay = jammable(&chain, &keys).await;
     for relayer in &relay.relayers {
         relayer.set_outcome_rule(|_| Some(Outcome::Stuck));
     }
@@ -107,4 +113,53 @@ async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
         (relay.relayers[0].records().len() == 4).then_some(())
     })
     .await;
+}
+
+/// Another client of the relayer has taken nonces 0 and 1, and nonce 1 never reaches the node. No row accounts for it, so
+/// nobody fills the gap. The node's pool ends there: what the relayer failed unsigned does not wait for the gap.
+#[tokio::test]
+async fn a_row_that_fails_unsigned_leaves_a_relayer_that_is_jammed_by_a_nonce_without_an_owner() {
+    let chain = Chain::shared();
+    let keys = [chain.funded_key().await, chain.funded_key().await];
+    let relay = jammable(&chain, &keys).await;
+    let unsigned = serial_data(41);
+    relay.relayers[0].set_outcome_rule(move |request| {
+        let fails = request["data"] == unsigned.as_str();
+        Some(if fails {
+            Outcome::NeverSigned("in Pending state for over 2 minutes".to_owned())
+        } else {
+            Outcome::Stuck
+        })
+    });
+    for nonce in 0..2 {
+        let foreign = relay.post_at_relayer(0, "0xbeef").await;
+        eventually(LATER, "it to be signed", || async {
+            (relay.relayers[0].record(&foreign)?.nonce == Some(nonce)).then_some(())
+        })
+        .await;
+    }
+    chain.send_as_is(&keys[0], call(&chain, 39, 0).await).await;
+    // A webhook says that it failed, and asked, the relayer says nothing until it is jammed.
+    relay.relayers[0].change_faults(|faults| faults.transaction_reads.status = Some(503));
+    let leaves = relay.send(&serial_body(41)).await;
+    eventually(LATER, "the relayer to take it", || async { (relay.relayers[0].records().len() == 3).then_some(()) })
+        .await;
+    signed_with(&relay, 40, 2).await;
+    chain.send_as_is(&keys[0], call(&chain, 40, 2).await).await;
+    let entry = until_entry(&relay, 0, "jammed").await;
+    assert_eq!(entry["missingNonce"], json!(1), "{entry}");
+
+    relay.relayers[1].change_faults(|faults| faults.paused = false);
+    until_entry(&relay, 1, "ok").await;
+    relay.relayers[0].change_faults(|faults| faults.transaction_reads.status = None);
+    eventually_ok(LATER, "the other relayer to take it", || async {
+        let taken = relay.relayers[1].accepted();
+        if taken.iter().any(|taken| taken.field("data") == serial_data(41)) {
+            return Ok(());
+        }
+        Err(relay.get(&format!("/api/v1/relay/transactions/{leaves}/timeline")).await.1)
+    })
+    .await;
+    let entry = until_entry(&relay, 0, "jammed").await;
+    assert_eq!(entry["missingNonce"], json!(1), "the gap is still there: {entry}");
 }

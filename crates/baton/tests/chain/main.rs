@@ -20,3 +20,4 @@ mod node;
 #[expect(dead_code, reason = "the tests of the embedded engine use the rest of it")]
 mod relay_fixture;
 mod rpc_proxy;
+mod unsigned_records;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::chain_fixture::ChainSetup;
 use crate::misled_fixture::{Misled, serial_call};
-use crate::relay_fixture::{LATER, SOON, answer, metric, serial_body};
+use crate::relay_fixture::{LATER, SOON, answer, serial_body};
 
 #[tokio::test]
 async fn a_call_that_the_relayer_calls_failed_is_confirmed_if_the_chain_has_it() {
@@ -256,7 +256,7 @@ async fn a_revert_in_a_block_that_is_not_final_fails_nothing_although_the_relaye
     let id = accepted["transactionId"].as_str().unwrap();
     let status = eventually_ok(LATER, "the chain to be looked at", || async {
         let status = relay.status(id).await;
-        let looks = metric(&relay.http, &relay.base, "baton_chain_checks_total", "open").await;
+        let looks = relay.metric("baton_chain_checks_total", "open").await;
         let said = status["error_message"].as_str().is_some_and(|said| said.contains("the relayer says failed"));
         if (looks >= 2.0 && said) || status["status"] == "failed" { Ok(status) } else { Err(status) }
     })
