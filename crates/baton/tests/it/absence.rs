@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use harness::relayer::{DateHeader, Faults, Memory, PostFault};
+use harness::relayer::{DateHeader, Faults, Memory, PostFault, SecondMemory};
 use harness::wait::eventually_ok;
 use serde_json::Value;
 
-use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, SOON, serial_data};
+use crate::relay_fixture::{LATER, RelayFixture, RelaySetup, SOON, WARM_UP, serial_data};
 
 /// The first look at an unknown outcome comes this late, so that a test can change the relayer before.
 const LOOK_AFTER_MS: &str = "6000";
@@ -132,6 +132,78 @@ async fn a_record_that_became_another_call_is_named_and_settles_nothing() {
     })
     .await;
     assert_eq!(relay.status(&id).await["status"], "submitted");
+}
+
+/// Every other record is in one memory, and the rest in the other. Baton knows records in both.
+#[tokio::test]
+async fn a_relayer_id_that_two_memories_serve_proves_no_absence() {
+    let relay = RelaySetup::relayers(1).env("RECONCILE_UNKNOWN_MS", LOOK_AFTER_MS).start().await;
+    for serial in WARM_UP..WARM_UP + 6 {
+        let id = relay.send_serial(serial).await;
+        relay.until_status(&id, "confirmed").await;
+    }
+    let lost = next_posts(std::array::from_fn::<_, 4, _>(|_| PostFault::ErrorAfterStoring));
+    relay.relayers[0].set_faults(Faults { second_memory: Some(SecondMemory::Split), ..lost });
+    let sent = relay.send_many(0..4).await;
+    for (id, _) in &sent {
+        until_unknown(&relay, id).await;
+    }
+    // A look shows two of the four, and not the other two.
+    eventually_ok(LATER, "two looks at the list", || async {
+        let unproven = relay.metric("baton_reconciler_total", "absence-unproven").await;
+        let taken = relay.relayers[0].accepted().len();
+        if unproven >= 4.0 || taken > 10 { Ok(()) } else { Err(format!("{unproven}, {taken}")) }
+    })
+    .await;
+    assert_eq!(relay.count("failed").await, 0);
+    relay.books(sent.clone()).assert_exactly_once();
+    relay.relayers[0].set_faults(Faults::default());
+    for (id, _) in &sent {
+        relay.until_status(id, "confirmed").await;
+    }
+    relay.books(sent).assert_exactly_once();
+}
+
+/// The memory that answers every other question has nothing of the last hour.
+#[tokio::test]
+async fn a_record_that_only_one_of_two_memories_knows_is_neither_sent_again_nor_failed() {
+    let relay = RelaySetup::relayers(2).env("RECONCILE_SUBMITTED_MS", "200").no_webhooks().start().await;
+    for relayer in &relay.relayers {
+        let second_memory = Some(SecondMemory::Behind(Duration::from_secs(3600)));
+        relayer.set_faults(Faults { second_memory, jammed: true, ..Faults::default() });
+    }
+    let sent = relay.send_many(1..2).await;
+    assert_forgotten_stays_open(&relay, &sent[0].0).await;
+    relay.books(sent.clone()).assert_exactly_once();
+    for relayer in &relay.relayers {
+        relayer.set_faults(Faults::default());
+    }
+    relay.until_status(&sent[0].0, "confirmed").await;
+    relay.books(sent).assert_exactly_once();
+}
+
+/// The relayer has the record under another id than it answered, and executes it.
+#[tokio::test]
+async fn an_answer_with_an_id_that_no_record_has_is_neither_sent_again_nor_failed() {
+    let relay = RelaySetup::relayers(2).env("RECONCILE_SUBMITTED_MS", "200").start().await;
+    relay.warm_up().await;
+    for relayer in &relay.relayers {
+        relayer.set_faults(Faults::every(PostFault::WrongId));
+    }
+    let sent = relay.send_many(1..2).await;
+    assert_forgotten_stays_open(&relay, &sent[0].0).await;
+    relay.books(sent).assert_exactly_once();
+}
+
+/// Waits until the relayer has answered several times that it does not know the record.
+async fn assert_forgotten_stays_open(relay: &RelayFixture, id: &str) {
+    eventually_ok(SOON, "looks at a record that the relayer does not know", || async {
+        let forgotten = relay.metric("baton_reconciler_total", "\"forgotten\"").await;
+        let status = relay.status(id).await;
+        if forgotten >= 3.0 || status["status"] == "failed" { Ok(()) } else { Err(status.to_string()) }
+    })
+    .await;
+    assert_eq!(relay.status(id).await["status"], "submitted", "{}", timeline(relay, id).await);
 }
 
 /// No record of ours shows the relayer's clock yet, and the `Date` that a proxy writes does not.
