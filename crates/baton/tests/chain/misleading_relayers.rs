@@ -334,7 +334,7 @@ async fn a_lost_submission_is_not_sent_again_after_its_relayer_has_changed_its_k
     .await;
     // Beyond the time after which an unproven absence counts.
     let looks = || misled.relay.api.output().matches("the relayer's key was changed").count();
-    eventually(LATER, "more looks", || async { (looks() >= 5 || other.accepted().len() > 0).then_some(()) }).await;
+    eventually(LATER, "more looks", || async { (looks() >= 5 || !other.accepted().is_empty()).then_some(()) }).await;
     assert_eq!((relayer.accepted().len(), other.accepted().len()), (2, 0), "not sent again");
     assert_eq!(misled.relay.status(&id).await["outcomeUnknown"], json!(true));
 }
