@@ -417,12 +417,17 @@ async fn a_call_that_the_relayer_failed_unsigned_is_not_sent_again_while_it_may_
     let end = misled.relay.until_status(&id, "confirmed").await;
     assert_eq!(end["hash"], json!(hash), "{end}");
     assert_eq!(misled.relay.relayers[1 - relayer].accepted().len(), 0, "not sent again");
+    // Another test may get this chain.
+    chain.set_automine(true).await;
 }
 
-/// Another call has used the nonce of a lost submission, in a block that may be replaced.
+/// Another call has used the nonce of a lost submission, in a block that may be replaced. On the shared chain other tests
+/// would make that block final.
 #[tokio::test]
 async fn a_nonce_that_is_not_used_for_good_keeps_an_unknown_outcome_open() {
-    let misled = Misled::start(true).await;
+    let servers = Servers::running(&[Server::Chain]).await;
+    let chain = Chain::of(&servers);
+    let misled = Misled::on(chain.clone(), Some(chain.url().to_owned()), |setup| setup).await;
     for relayer in &misled.relay.relayers {
         relayer.set_post_rule(|_| Some(PostFault::ErrorAfterStoring));
         relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
