@@ -131,6 +131,8 @@ pub struct Timing {
     pub confirmed: Duration,
     /// When a record that never leaves `pending`, or cannot be encoded, is given up.
     pub given_up: Duration,
+    /// When a record is given up whose signature the relayer has lost, so that it seems never to have been signed.
+    pub lost_given_up: Duration,
     /// Largest random addition to each of the times above, in percent of the time since the status before. With it,
     /// records overtake each other.
     pub jitter_percent: u32,
@@ -146,6 +148,7 @@ impl Timing {
             mined: None,
             confirmed: Duration::from_secs(8),
             given_up: Duration::from_secs(120),
+            lost_given_up: Duration::from_secs(120),
             jitter_percent: 50,
         }
     }
@@ -158,6 +161,7 @@ impl Timing {
             mined: Some(step * 3),
             confirmed: step * 4,
             given_up: step * 2,
+            lost_given_up: step * 2,
             jitter_percent: 20,
         }
     }
@@ -166,7 +170,8 @@ impl Timing {
 impl Default for Timing {
     fn default() -> Self {
         let [sent, submitted, confirmed] = [50, 100, 200].map(Duration::from_millis);
-        Self { sent, submitted, mined: None, confirmed, given_up: confirmed, jitter_percent: 0 }
+        let (given_up, lost_given_up) = (confirmed, confirmed);
+        Self { sent, submitted, mined: None, confirmed, given_up, lost_given_up, jitter_percent: 0 }
     }
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn plan(outcome: &Outcome, timing: &Timing, rng: &mut Rng) -> Plan {
         Outcome::GivenUpButSent => vec![sign, (broadcast.0, Step::BroadcastUnstored), (last, Step::GiveUp)],
         Outcome::GivenUpButSentAgain => vec![sign, (broadcast.0, Step::BroadcastAgain), (last, Step::GiveUp)],
         Outcome::FailedUnsignedButSent => {
-            let lost = timing.given_up.saturating_sub(timing.sent);
+            let lost = timing.lost_given_up.saturating_sub(timing.sent);
             vec![(timing.sent, Step::BroadcastAgain), (lost, Step::Fail(GIVEN_UP.to_owned()))]
         }
         Outcome::ConfirmedUnsent => vec![sign, (last, Step::ConfirmUnsent)],

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use harness::process::Process;
+use harness::proxy::{Mode, Proxy};
 use harness::relayer::{
     DateHeader, Faults, ListFault, Memory, Outcome, PostFault, ReadFault, Relayer, SecondMemory, WebhookFaults,
 };
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 use crate::dice;
 use crate::load::serial_of;
+use crate::rpc_proxy::{NodeFault, RpcProxy};
 use crate::world::Run;
 
 /// POST faults, each with its share in a thousand.
@@ -46,8 +48,8 @@ fn post_faults() -> Vec<(u32, PostFault)> {
 }
 
 /// Ends of records, each with its share in a thousand.
-fn outcomes() -> Vec<(u32, Outcome)> {
-    vec![
+fn outcomes(run: &Run) -> Vec<(u32, Outcome)> {
+    let mut outcomes = vec![
         (90, Outcome::FailedButExecuted),
         (50, Outcome::GivenUp),
         (60, Outcome::Stuck),
@@ -56,8 +58,37 @@ fn outcomes() -> Vec<(u32, Outcome)> {
         (20, Outcome::Canceled),
         (30, Outcome::WithoutJob),
         (30, Outcome::NeverSigned("Insufficient balance: Relayer balance 0 is insufficient to cover 1".to_owned())),
+        (30, Outcome::ConfirmedUnsent),
+        (40, Outcome::GivenUpButSent),
+        (40, Outcome::GivenUpButSentAgain),
+    ];
+    // Without a chain nothing shows that it was sent after all.
+    if run.rpc {
+        outcomes.push((40, Outcome::FailedUnsignedButSent));
+    }
+    outcomes
+}
+
+/// What Baton's own node does wrong for a while, each with its share in a thousand.
+fn node_faults() -> Vec<(u32, Mode)> {
+    let ms = Duration::from_millis;
+    vec![
+        (200, Mode::Refuse),
+        (150, Mode::Cut),
+        (150, Mode::BlackHole),
+        (150, Mode::SwallowAnswers),
+        (150, Mode::Delay(ms(200))),
+        (100, Mode::Delay(ms(1500))),
     ]
 }
+
+/// A node's errors: a limit, another node of its cluster that is behind, a state that it has dropped, a fault of its own.
+const NODE_ERRORS: [(i64, &str); 4] = [
+    (-32_005, "limit exceeded"),
+    (-32_000, "header not found"),
+    (-32_000, "missing trie node"),
+    (-32_603, "internal error"),
+];
 
 fn pick<T: Clone>(from: &[(u32, T)], rng: &mut StdRng) -> Option<T> {
     let mut drawn = rng.random_range(0..1000_u32);
@@ -88,7 +119,7 @@ impl Storm {
         let attempts: Arc<Mutex<HashMap<usize, u64>>> = Arc::default();
         for (index, relayer) in relayers.iter().enumerate() {
             relayer.set_faults(calm(run, index));
-            let (seed, quiet, sent_twice) = (run.seed, run.calm, run.sent_twice);
+            let (run, seed, quiet, sent_twice) = (run.clone(), run.seed, run.calm, run.sent_twice);
             let counted = Arc::clone(&attempts);
             relayer.set_post_rule(move |request| {
                 let serial = serial(request)?;
@@ -106,7 +137,7 @@ impl Storm {
                 let outcome = match (quiet, sent_twice) {
                     (true, true) => rng.random_ratio(1, 10).then_some(Outcome::SentTwice),
                     (true, false) => None,
-                    _ => pick(&outcomes(), &mut rng),
+                    _ => pick(&outcomes(&run), &mut rng),
                 };
                 if let Some(outcome) = &outcome {
                     let name = format!("{outcome:?}").split('(').next().unwrap_or_default().to_owned();
@@ -174,6 +205,37 @@ impl Storm {
             *self.struck.lock().unwrap().entry("chain frozen".to_owned()).or_default() += 1;
             tokio::time::sleep(Duration::from_millis(rng.random_range(500..3000))).await;
             frozen.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Baton's own node fails now and then: it refuses, is silent or slow, or answers some calls with errors.
+    pub async fn over_node(&self, link: &Proxy, rpc: &RpcProxy, over: &AtomicBool) {
+        if self.run.calm || !self.run.rpc {
+            return;
+        }
+        let mut rng = dice(&[self.run.seed, 9]);
+        while !over.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(500..3000))).await;
+            let name = match pick(&node_faults(), &mut rng) {
+                Some(mode) => {
+                    link.set(mode).await;
+                    format!("node: {mode:?}")
+                }
+                None => {
+                    let (code, message) = *NODE_ERRORS.choose(&mut rng).unwrap();
+                    let calls = AtomicUsize::new(0);
+                    rpc.set_rule(move |_, _| {
+                        let fails = calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+                        fails.then_some(NodeFault::Error(code, message))
+                    });
+                    format!("node: {message}")
+                }
+            };
+            *self.struck.lock().unwrap().entry(name).or_default() += 1;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(500..4000))).await;
+            rpc.set_rule(|_, _| None);
+            link.set(Mode::Forward).await;
+            link.cut().await;
         }
     }
 

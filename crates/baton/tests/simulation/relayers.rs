@@ -73,6 +73,7 @@ impl Node {
             mined: None,
             confirmed,
             given_up: confirmed,
+            lost_given_up: confirmed,
             jitter_percent: if slow { 25 } else { 1000 },
         };
         let options = RelayerOptions {
