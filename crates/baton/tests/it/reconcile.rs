@@ -5,16 +5,18 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use baton::clock::Clock;
-use baton::config::{Config, RelayMode, Service};
+use baton::config::{Config, RelayMode, Secret, Service};
 use baton::randomness::Randomness;
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings, Sweep};
+use baton::relay::relayer::client::RelayerClient;
 use baton::relay::relayer::pool::{Pool, PoolSettings};
 use baton::relay::state::message::TransactionMessage;
-use baton::relay::state::transaction::{ConsumerId, Transaction};
+use baton::relay::state::transaction::{ConsumerId, RelayerTxId, RelayerUrl, Transaction};
 use baton::relay::store::TransactionStore;
 use baton::relay::store::sqlite::SqliteStore;
 use baton::relay::update::cache::Cache;
 use baton::relay::update::guarded_store::GuardedStore;
+use harness::relayer::{Relayer, RelayerOptions};
 use harness::wait::eventually;
 use pipeline::queue::memory::MemoryQueue;
 use pipeline::sqlite::Database;
@@ -22,8 +24,10 @@ use pipeline::{
     CancellationToken, Capabilities, DeadLetter, Depth, Message, MessageId, Outgoing, Queue, QueueError, QueueOptions,
     Receipt,
 };
+use serde_json::json;
+use uuid::Uuid;
 
-use crate::relay_fixture::SOON;
+use crate::relay_fixture::{SOON, TO, answer};
 use crate::store::fixture::{now, row};
 
 /// A queue in memory whose dead letters are read like those of RabbitMQ and SQS: all of them for each page.
@@ -128,6 +132,11 @@ struct Fixture {
 
 impl Fixture {
     async fn new() -> Self {
+        Self::over(Vec::new()).await
+    }
+
+    /// With these relayers.
+    async fn over(clients: Vec<RelayerClient>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let database = Database::open(&directory.path().join("baton.db")).unwrap();
         let store: Arc<dyn TransactionStore> = Arc::new(SqliteStore::open(&database).await.unwrap());
@@ -158,7 +167,7 @@ impl Fixture {
             chain_id: None,
             has_chain: false,
         };
-        let pool = Pool::new(Vec::new(), settings, store, clock);
+        let pool = Pool::new(clients, settings, store, clock);
         let settings = ReconcilerSettings {
             interval: Duration::from_millis(20),
             dead_letters_every: Duration::from_millis(20),
@@ -166,7 +175,7 @@ impl Fixture {
             consumer_dead_after: Duration::from_millis(40),
             clock_skew: Duration::ZERO,
             relayer_retention: Duration::from_secs(3600),
-            question_timeout: Duration::from_secs(1),
+            question_timeout: SOON,
         };
         let me = ConsumerId::generate();
         let reconciler = Reconciler::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone(), None);
@@ -177,6 +186,16 @@ impl Fixture {
     fn another(&self, dead_letters_every: Duration) -> Reconciler {
         let settings = ReconcilerSettings { dead_letters_every, ..self.settings.clone() };
         Reconciler::new(Arc::clone(&self.guarded), Arc::clone(&self.pool), ConsumerId::generate(), settings, None)
+    }
+
+    /// A row that has been at the relayer for so long that it is due.
+    async fn due_at(&self, relayer: &RelayerUrl, tx_id: RelayerTxId) {
+        let timings = &self.guarded.timings;
+        let then = self.guarded.clock.now() - timings.submitted_check * 2;
+        let (row, token) = (row(then.0), Uuid::new_v4());
+        let claimed = row.claim(&self.me, token, relayer, "test", then, timings).unwrap().transaction;
+        let bound = claimed.bind(token, &tx_id, None, "test", then, timings).unwrap().transaction;
+        self.guarded.store.insert(&[bound]).await.unwrap();
     }
 
     /// Dead letters of unknown transactions: they stay where they are, so that every page has to be read.
@@ -261,6 +280,36 @@ async fn consumers_take_turns_at_the_dead_letters_and_a_dead_one_loses_its_turn(
     })
     .await;
     assert!(clock.now() >= until, "the lease had ended");
+}
+
+/// Every reconciler asked about the same rows.
+#[tokio::test]
+async fn consumers_ask_a_relayer_about_each_submitted_row_once() {
+    // More than one consumer takes at a time.
+    const ROWS: usize = 40;
+    let relayer = Relayer::start(RelayerOptions::new("relayer-1")).await;
+    let http = harness::http_client();
+    let key = Secret::new(relayer.api_key());
+    let client = RelayerClient::new(&relayer.url().parse().unwrap(), &key, SOON).unwrap();
+    let url = client.url().clone();
+    let fixture = Fixture::over(vec![client]).await;
+    let mut ids = Vec::new();
+    for _ in 0..ROWS {
+        let submit = http.post(format!("{}/api/v1/relayers/relayer-1/transactions", relayer.url()));
+        let body = json!({ "to": TO, "value": "1", "data": "0x", "speed": "fast" });
+        let (status, record) = answer(submit.bearer_auth(relayer.api_key()).json(&body)).await;
+        let id = record["data"]["id"].as_str().unwrap_or_else(|| panic!("{status}: {record}")).to_owned();
+        fixture.due_at(&url, RelayerTxId(id.clone())).await;
+        ids.push(id);
+    }
+    // The answers come after each consumer has looked for rows that are due.
+    relayer.change_faults(|faults| faults.transaction_reads.delay = Some(Duration::from_millis(300)));
+    let pause = fixture.settings.dead_letters_every;
+    let consumers = [fixture.another(pause), fixture.another(pause), fixture.another(pause)];
+    let sweeps = consumers.iter().map(|consumer| consumer.sweep(Sweep::Submitted));
+    futures::future::try_join_all(sweeps).await.unwrap();
+    let asked: Vec<_> = ids.iter().map(|id| relayer.count_requests("GET", id)).collect();
+    assert_eq!(asked, [1; ROWS], "questions about each row");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
