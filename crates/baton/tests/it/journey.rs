@@ -2,6 +2,8 @@
 
 use harness::relayer::{Dialect, Faults, Outcome};
 use serde_json::json;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use crate::relay_fixture::{LATER, RelaySetup, TO};
 
@@ -145,16 +147,21 @@ async fn the_list_is_filtered_and_paged_newest_first() {
 
 #[tokio::test]
 async fn a_transaction_known_only_to_a_relayer_is_found_and_stored() {
-    let relay = RelaySetup::relayers(2).no_webhooks().start().await;
+    let hour_ago = |faults: &mut Faults| faults.clock_offset_ms = -3_600_000;
+    let relay = RelaySetup::relayers(2).no_webhooks().faults(1, hour_ago).start().await;
     let id = relay.post_at_relayer(1, "0x").await;
+    let earlier = relay.send_serial(1).await;
     let (status, found) = relay.get(&format!("/api/v1/relay/status/{id}")).await;
     assert_eq!(status, 200, "{found}");
     assert_eq!((&found["ozRelayerTxId"], &found["value"]), (&json!(id), &json!("3")));
-    // Listed where it belongs by its time, although its id sorts anywhere.
-    let later = relay.send_serial(1).await;
+    let created_at = relay.relayers[1].record(&id).unwrap().created_at_ms;
+    let said = OffsetDateTime::parse(found["createdAt"].as_str().unwrap(), &Rfc3339).unwrap();
+    assert_eq!(said.unix_timestamp_nanos(), i128::from(created_at) * 1_000_000, "by its relayer's clock: {found}");
+    // Listed where it belongs by that time, although it was stored later than another and its id sorts anywhere.
+    let later = relay.send_serial(2).await;
     let (_, page) = relay.get("/api/v1/relay/transactions").await;
     let listed: Vec<_> = page["transactions"].as_array().unwrap().iter().map(|row| &row["transactionId"]).collect();
-    assert_eq!(listed, [&json!(later), &json!(id)], "{page}");
+    assert_eq!(listed, [&json!(later), &json!(earlier), &json!(id)], "{page}");
 }
 
 #[tokio::test]
