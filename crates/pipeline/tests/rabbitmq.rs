@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use harness::proxy::{Mode, Proxy};
+use harness::wait::eventually;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
-use pipeline::queue::rabbitmq::{Delays, QueueType, RabbitMqOptions, RabbitMqQueue, Topology};
+use pipeline::queue::rabbitmq::{Delays, QueueType, RabbitMqOptions, RabbitMqQueue, SessionPart, Topology};
 use pipeline::testing::{Profile, Subject};
 use pipeline::{CancellationToken, Message, Outgoing, Queue, QueueError, QueueOptions, Receipt};
 use tokio::task::JoinSet;
@@ -266,6 +267,29 @@ async fn calls_answer_unavailable_while_the_connection_is_refused() {
     assert!(matches!(queue.depth().await, Err(QueueError::Unavailable(_))));
     proxy.set(Mode::Forward).await;
     receive(&queue, 1).await;
+}
+
+/// The queue took no message until its process was restarted, or its connection happened to break.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_panic_in_a_part_of_a_session_the_queue_reconnects() {
+    let (queue, _cleanup) = open(&broker(), topology(QueueType::Quorum), leased_for(Duration::from_secs(120))).await;
+    for part in [SessionPart::Publishing, SessionPart::Consuming] {
+        send(&queue, 1).await;
+        let held = receive(&queue, 1).await.remove(0);
+        queue.panic_once(part);
+        eventually(PATIENCE, format!("the session to end by a panic in {part:?}"), || async {
+            let extended = queue.extend(std::slice::from_ref(&held.receipt), Duration::from_secs(120)).await;
+            matches!(extended[..], [Err(QueueError::LeaseLost)]).then_some(())
+        })
+        .await;
+
+        send_when_possible(&queue, "after the panic").await;
+        let after = receive(&queue, 2).await;
+        assert!(after.iter().any(|message| message.id == held.id), "the one in hand is redelivered: {after:?}");
+        let receipts: Vec<_> = after.into_iter().map(|message| message.receipt).collect();
+        assert!(queue.ack(&receipts).await.iter().all(Result::is_ok));
+        assert_eq!(queue.depth().await.unwrap().ready, 0);
+    }
 }
 
 async fn delete_queue(name: &str) {

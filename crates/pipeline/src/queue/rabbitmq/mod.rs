@@ -29,7 +29,8 @@ mod dead_letters;
 mod delay_queue;
 mod inbox;
 mod options;
-
+#[cfg(feature = "testing")]
+mod panics;
 mod publisher;
 mod send;
 mod session;
@@ -61,6 +62,8 @@ use wire::{Burial, WireMessage};
 
 pub use dead_letters::{DEAD_LETTERS_READ_BYTES_MAX, DEAD_LETTERS_READ_MAX};
 pub use options::RabbitMqOptions;
+#[cfg(feature = "testing")]
+pub use panics::SessionPart;
 pub use topology::{Delays, QueueType, Topology};
 
 /// Upper limit of waits, leases and delays; longer ones are shortened to it.
@@ -110,6 +113,8 @@ struct RabbitMqState {
     started: (SystemTime, Instant),
     tasks: TaskTracker,
     stop: CancellationToken,
+    #[cfg(feature = "testing")]
+    panics: panics::RequestedPanics,
 }
 
 impl RabbitMqQueue {
@@ -127,6 +132,8 @@ impl RabbitMqQueue {
             started: (SystemTime::now(), Instant::now()),
             tasks: TaskTracker::new(),
             stop: stop.clone(),
+            #[cfg(feature = "testing")]
+            panics: panics::RequestedPanics::default(),
             options,
         });
         let this = Self { _stop: Arc::new(stop.drop_guard()), state };

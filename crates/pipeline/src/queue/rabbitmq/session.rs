@@ -21,6 +21,8 @@ use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
 use super::delay_queue::DelayQueue;
+#[cfg(feature = "testing")]
+use super::panics::{SessionPart, on_request};
 use super::publisher::{self, Publish};
 use super::{ConnectionState, RabbitMqState, consume};
 use crate::lock::lock;
@@ -106,11 +108,17 @@ async fn run(state: &Arc<RabbitMqState>, session: Session, channels: Channels) {
     info!(queue = state.name(), "connected to the broker");
     // Also if consuming panics: the publisher ends with the session.
     let _ended = ended.clone().drop_guard();
+    let publishing = publisher::run(channels.publish, channels.requests, ended.clone());
+    let consuming = consume::run(state, &channels.consume, &ended);
+    #[cfg(feature = "testing")]
+    let (publishing, consuming) = (
+        on_request(Arc::clone(state), SessionPart::Publishing, publishing),
+        on_request(Arc::clone(state), SessionPart::Consuming, consuming),
+    );
     // In its own task, because publishing and consuming can each use a whole core.
-    let publisher =
-        spawn_ending(&state.tasks, &ended, publisher::run(channels.publish, channels.requests, ended.clone()));
+    let publisher = spawn_ending(&state.tasks, &ended, publishing);
     let consuming = async {
-        if let Err(error) = consume::run(state, &channels.consume, &ended).await {
+        if let Err(error) = consuming.await {
             warn!(queue = state.name(), error = &error as &dyn std::error::Error, "consuming failed; reconnecting");
         }
         ended.cancel();
