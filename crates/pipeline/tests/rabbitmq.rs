@@ -14,7 +14,7 @@ use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use pipeline::queue::rabbitmq::{Delays, QueueType, RabbitMqOptions, RabbitMqQueue, SessionPart, Topology};
 use pipeline::testing::{Profile, Subject};
-use pipeline::{CancellationToken, Message, Outgoing, Queue, QueueError, QueueOptions, Receipt};
+use pipeline::{CancellationToken, Message, MessageId, Outgoing, Queue, QueueError, QueueOptions, Receipt};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -267,6 +267,45 @@ async fn calls_answer_unavailable_while_the_connection_is_refused() {
     assert!(matches!(queue.depth().await, Err(QueueError::Unavailable(_))));
     proxy.set(Mode::Forward).await;
     receive(&queue, 1).await;
+}
+
+/// Sends and buries this many messages.
+async fn bury(queue: &RabbitMqQueue, count: usize) {
+    send(queue, count).await;
+    let held = receive(queue, count).await.into_iter();
+    let entries: Vec<_> = held.map(|message| (message.receipt, "test".to_owned())).collect();
+    assert!(queue.bury(&entries).await.iter().all(Result::is_ok));
+}
+
+async fn dead_ids(queue: &RabbitMqQueue) -> Vec<MessageId> {
+    queue.dead_letters(None, usize::MAX).await.unwrap().into_iter().map(|letter| letter.id).collect()
+}
+
+/// The broker forgot most of 100 acknowledgements when their channel was closed before a busy queue had applied them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn discarded_dead_letters_do_not_come_back() {
+    const LETTERS: usize = 100;
+    let (queue, _cleanup) = open(&broker(), topology(QueueType::Quorum), leased_for(Duration::from_secs(120))).await;
+    let (other, _cleanup) = open(&broker(), topology(QueueType::Quorum), QueueOptions::default()).await;
+    // All quorum queues share one log: large messages keep it busy.
+    let done = CancellationToken::new();
+    let load = {
+        let (other, done) = (Arc::clone(&other), done.clone());
+        tokio::spawn(async move {
+            let large = vec![Outgoing::new("x".repeat(100_000)); 50];
+            while !done.is_cancelled() {
+                assert!(other.send(&large).await.iter().all(Result::is_ok));
+            }
+        })
+    };
+    for round in 0..10 {
+        bury(&queue, LETTERS).await;
+        let ids = dead_ids(&queue).await;
+        assert_eq!(ids.len(), LETTERS, "round {round}: those of the round before are there again");
+        assert!(queue.discard(&ids).await.iter().all(Result::is_ok));
+    }
+    done.cancel();
+    load.await.unwrap();
 }
 
 /// The queue took no message until its process was restarted, or its connection happened to break.

@@ -2,6 +2,10 @@
 //! acknowledges only those that it removes, and requeues the rest. A quorum queue may requeue at its end, so letters are
 //! ordered by burial time and not by their position.
 //!
+//! Letters are removed in transactions, each of which the broker passes to the queue as one command. Of many single
+//! acknowledgements it holds back those after the 32nd command that a quorum queue has not applied yet, and forgets them when
+//! the channel closes: the letters would come back.
+//!
 //! While one process reads, others see fewer dead letters. If it dies, the broker requeues all of them.
 
 use std::collections::{HashMap, VecDeque};
@@ -25,6 +29,9 @@ use crate::queue::QueueError;
 pub const DEAD_LETTERS_READ_MAX: usize = 10_000;
 /// Total size of the bodies that one call reads.
 pub const DEAD_LETTERS_READ_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Letters removed in one transaction. A crash before its end leaves copies of all of them; a whole reading needs far fewer
+/// transactions than the broker's limit of commands.
+const REMOVALS_PER_COMMIT: usize = 1000;
 /// How long to wait for the next counted letter before assuming that another reader has taken it.
 const NEXT_LETTER_WAIT: Duration = Duration::from_secs(2);
 /// How long to wait until requeued letters are counted again.
@@ -84,10 +91,17 @@ impl DeadLetterReader {
         Ok((reading, found))
     }
 
-    /// Removes a letter permanently.
+    /// Removes a letter, permanently once [`DeadLetterReader::finish`] returns.
     pub(super) async fn remove(&mut self, found: &TakenLetter) -> lapin::Result<()> {
+        if self.removed == 0 {
+            self.channel.tx_select().await?;
+        }
+        self.channel.basic_ack(found.tag, BasicAckOptions { multiple: false }).await?;
         self.removed += 1;
-        self.channel.basic_ack(found.tag, BasicAckOptions { multiple: false }).await
+        if self.removed.is_multiple_of(REMOVALS_PER_COMMIT) {
+            self.channel.tx_commit().await?;
+        }
+        Ok(())
     }
 
     /// Requeues the letters that were not removed, and waits until they are counted again.
@@ -95,6 +109,9 @@ impl DeadLetterReader {
         if self.taken > self.removed {
             // Tag 0 means all unacknowledged deliveries.
             self.channel.basic_nack(0, BasicNackOptions { multiple: true, requeue: true }).await?;
+        }
+        if self.removed > 0 {
+            self.channel.tx_commit().await?;
         }
         let left = self.count_at_start.saturating_sub(self.removed);
         let deadline = Instant::now() + REQUEUE_VISIBLE_WAIT;
