@@ -308,6 +308,27 @@ async fn discarded_dead_letters_do_not_come_back() {
     load.await.unwrap();
 }
 
+/// Replaying one after the other, it ran into its own time limit: each waits for a confirm.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_dead_letters_are_replayed_within_one_call() {
+    const LETTERS: usize = 1000;
+    let (queue, _cleanup, proxy) = behind_a_proxy(leased_for(Duration::from_secs(120))).await;
+    bury(&queue, LETTERS).await;
+    let mut ids = dead_ids(&queue).await;
+    assert_eq!(ids.len(), LETTERS);
+    let unknown = MessageId("unknown".into());
+    ids.insert(LETTERS / 2, unknown.clone());
+    // A confirm takes 20 ms, and the call has 5 s.
+    proxy.set(Mode::Delay(Duration::from_millis(10))).await;
+    for (id, answer) in ids.iter().zip(queue.replay(&ids, Duration::ZERO).await) {
+        assert!(answer.is_ok() || *id == unknown && matches!(answer, Err(QueueError::NotFound)), "{id}: {answer:?}");
+    }
+    proxy.set(Mode::Forward).await;
+    assert_eq!(queue.depth().await.unwrap().dead, 0);
+    let back: HashSet<_> = receive(&queue, LETTERS).await.into_iter().map(|message| message.id).collect();
+    assert_eq!(back.len(), LETTERS);
+}
+
 /// The queue took no message until its process was restarted, or its connection happened to break.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_panic_in_a_part_of_a_session_the_queue_reconnects() {

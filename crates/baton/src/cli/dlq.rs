@@ -19,6 +19,9 @@ use crate::users::lane::UsersLane;
 
 /// Maximum number of dead letters moved at once.
 const CHUNK_MAX: usize = 100;
+/// The same for a queue that reads all of its dead letters for each move: a few readings, and each move is still far from the
+/// queue's time limit.
+const CHUNK_MAX_PER_READING: usize = 1000;
 
 /// Whose dead letters.
 #[derive(Clone, Copy, ValueEnum)]
@@ -175,7 +178,7 @@ fn all_found(lane: &dyn DeadLetterLane, selection: &Selection, entries: &[DeadLe
 async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry], rate: Option<u32>) -> anyhow::Result<ExitCode> {
     let rate = rate.filter(|rate| *rate > 0);
     let (mut queued, mut leftover, mut refused) = (0, 0, 0);
-    for chunk in entries.chunks(chunk_size(rate)) {
+    for chunk in entries.chunks(chunk_size(dead_letters_per_read(lane), rate)) {
         for (entry, replayed) in chunk.iter().zip(dead_letters::replay(lane, chunk).await?) {
             match replayed {
                 Replayed::Queued => queued += 1,
@@ -201,7 +204,7 @@ async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry], rate: Op
 
 async fn discard(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry]) -> anyhow::Result<ExitCode> {
     let mut done = 0;
-    for chunk in entries.chunks(CHUNK_MAX) {
+    for chunk in entries.chunks(chunk_size(dead_letters_per_read(lane), None)) {
         dead_letters::discard(lane, chunk).await?;
         done += chunk.len();
         progress(done, entries.len());
@@ -210,9 +213,14 @@ async fn discard(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry]) -> anyh
     Ok(ExitCode::SUCCESS)
 }
 
-/// A quarter of a second's worth, so that a rate is kept smoothly, and [`CHUNK_MAX`] without a rate.
-fn chunk_size(rate: Option<u32>) -> usize {
-    rate.map_or(CHUNK_MAX, |rate| (rate as usize / 4).clamp(1, CHUNK_MAX))
+fn dead_letters_per_read(lane: &dyn DeadLetterLane) -> usize {
+    lane.queue().capabilities().dead_letters_per_read
+}
+
+/// A quarter of a second's worth, so that a rate is kept smoothly, and the maximum without a rate.
+fn chunk_size(dead_letters_per_read: usize, rate: Option<u32>) -> usize {
+    let max = if dead_letters_per_read > CHUNK_MAX { CHUNK_MAX_PER_READING } else { CHUNK_MAX };
+    rate.map_or(max, |rate| (rate as usize / 4).clamp(1, max))
 }
 
 /// The time that a chunk takes at this rate.
@@ -279,11 +287,21 @@ mod tests {
 
     #[test]
     fn chunks_and_pauses_never_exceed_the_rate() {
-        for rate in [1, 3, 4, 10, 399, 400, 401, 5000] {
-            let chunk = chunk_size(Some(rate));
-            let per_second = chunk as f64 / pause(chunk, rate).as_secs_f64();
-            assert!(per_second <= f64::from(rate) * 1.000_001, "{per_second} at rate {rate}");
+        for (per_read, max) in [(1, 100), (10_000, 1000)] {
+            for rate in [1, 3, 4, 10, 399, 400, 401, 5000] {
+                let chunk = chunk_size(per_read, Some(rate));
+                let per_second = chunk as f64 / pause(chunk, rate).as_secs_f64();
+                assert!(per_second <= f64::from(rate) * 1.000_001, "{per_second} at rate {rate}");
+            }
+            assert_eq!(chunk_size(per_read, None), max);
         }
-        assert_eq!(chunk_size(None), CHUNK_MAX);
+    }
+
+    /// RabbitMQ and SQS read all dead letters for each chunk: 10,000 of them were read a hundred times.
+    #[test]
+    fn moving_every_dead_letter_takes_few_readings() {
+        for per_read in [pipeline::queue::rabbitmq::DEAD_LETTERS_READ_MAX, 10_000] {
+            assert!(per_read.div_ceil(chunk_size(per_read, None)) <= 10);
+        }
     }
 }

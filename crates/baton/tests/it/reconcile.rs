@@ -1,4 +1,5 @@
-//! The reconciler's sweeps on the embedded store, with a queue that shows how it is used.
+//! The reconciler's sweeps, and the selection of dead letters by commands, on the embedded store with a queue that shows how
+//! it is used.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -6,7 +7,9 @@ use std::time::Duration;
 
 use baton::clock::Clock;
 use baton::config::{Config, RelayMode, Secret, Service};
+use baton::dead_letters::{self, Selection};
 use baton::randomness::Randomness;
+use baton::relay::reconcile::dead_letters::RelayDeadLetters;
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings, Sweep};
 use baton::relay::relayer::client::RelayerClient;
 use baton::relay::relayer::pool::{Pool, PoolSettings};
@@ -215,6 +218,17 @@ async fn all_dead_letters_are_swept_in_linear_time() {
     let fixture = Fixture::new().await;
     fixture.bury_unknown(LETTERS).await;
     fixture.reconciler.sweep(Sweep::DeadLetters).await.unwrap();
+    assert_eq!(fixture.queue.letters_read.load(Ordering::SeqCst), LETTERS, "each letter is read once");
+}
+
+#[tokio::test]
+async fn commands_select_dead_letters_in_linear_time() {
+    const LETTERS: usize = 2000;
+    let fixture = Fixture::new().await;
+    fixture.bury_unknown(LETTERS).await;
+    let lane = RelayDeadLetters { guarded: Arc::clone(&fixture.guarded) };
+    let selected = dead_letters::select(&lane, &Selection::default()).await.unwrap();
+    assert_eq!(selected.len(), LETTERS);
     assert_eq!(fixture.queue.letters_read.load(Ordering::SeqCst), LETTERS, "each letter is read once");
 }
 

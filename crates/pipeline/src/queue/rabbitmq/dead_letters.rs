@@ -12,6 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use lapin::Channel;
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
@@ -19,6 +20,7 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use tokio::time::Instant;
 
+use super::send::PendingConfirm;
 use super::session::Session;
 use super::wire::{Burial, WireMessage};
 use super::{RabbitMqState, WAIT_MAX};
@@ -173,20 +175,29 @@ impl RabbitMqState {
             for letter in found {
                 by_id.entry(letter.message.id.clone()).or_default().push_back(letter);
             }
-            let mut answers = Vec::with_capacity(ids.len());
-            for id in ids {
-                let Some(letter) = by_id.get_mut(id).and_then(VecDeque::pop_front) else {
-                    answers.push(Err(QueueError::NotFound));
-                    continue;
+            let mut answers: Vec<_> = ids.iter().map(|_| Err(QueueError::NotFound)).collect();
+            // Published in order; the confirms may arrive in any order.
+            let mut moving = FuturesUnordered::new();
+            for (place, id) in ids.iter().enumerate() {
+                let Some(letter) = by_id.get_mut(id).and_then(VecDeque::pop_front) else { continue };
+                let published = match change {
+                    DeadLetterChange::Replay(delay) => self.start_replay(&letter.message, delay).await.map(Some),
+                    DeadLetterChange::Discard => Ok(None),
                 };
-                let moved = match change {
-                    DeadLetterChange::Replay(delay) => self.publish_replay(&letter.message, delay).await,
-                    DeadLetterChange::Discard => Ok(()),
-                };
+                moving.push(async move {
+                    let moved = match published {
+                        Ok(Some(pending)) => self.confirmed(pending).await,
+                        Ok(None) => Ok(()),
+                        Err(error) => Err(error),
+                    };
+                    (place, letter, moved)
+                });
+            }
+            while let Some((place, letter, moved)) = moving.next().await {
                 if moved.is_ok() {
                     reading.remove(&letter).await?;
                 }
-                answers.push(moved);
+                answers[place] = moved;
             }
             reading.finish().await?;
             Ok(answers)
@@ -195,11 +206,11 @@ impl RabbitMqState {
     }
 
     /// Publishes a dead letter to the queue again, with a receive count of zero and a new retention.
-    async fn publish_replay(&self, letter: &WireMessage, delay: Duration) -> Result<(), QueueError> {
+    async fn start_replay(&self, letter: &WireMessage, delay: Duration) -> Result<PendingConfirm, QueueError> {
         let mut message = letter.clone();
         message.receives = 0;
         message.burial = None;
         message.expires_at = Some(SystemTime::now() + delay + self.options.queue.retention.min(WAIT_MAX));
-        self.publish(&message, delay).await
+        self.start(&message, delay, self.deadline()).await
     }
 }
