@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use pipeline::QueueError;
 use reqwest::Url;
 use tokio::net::TcpStream;
 
@@ -74,7 +75,7 @@ fn queue_server(queue: &QueueEngine, sqs_variable: &'static str) -> Option<Serve
     }
 }
 
-/// The server that an attempt to open a lane waits for; `None` if waiting does not help.
+/// The server of `servers` that an attempt to open a lane waits for; `None` if waiting does not help.
 pub async fn awaited(servers: &[Server], error: &anyhow::Error) -> Option<Server> {
     for server in servers {
         if !server.is_up().await {
@@ -82,6 +83,13 @@ pub async fn awaited(servers: &[Server], error: &anyhow::Error) -> Option<Server
         }
     }
     // It takes connections, and then answers nothing: it is starting or overloaded, or a proxy stands for it.
+    let is_queue = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<QueueError>().is_some_and(QueueError::is_server_away)
+    };
+    if error.chain().any(is_queue) {
+        // The queue's server is the last one.
+        return servers.last().cloned();
+    }
     let broke_off = error.chain().any(|cause| {
         let database = cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
         let state = database.and_then(|error| error.code());

@@ -13,6 +13,9 @@ mod reading_commands;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]
 mod relay_fixture;
+mod server_away;
+#[path = "../it/started.rs"]
+mod started;
 mod status;
 #[path = "../scenarios/status_watcher.rs"]
 mod status_watcher;

@@ -22,6 +22,7 @@ mod relay_fixture;
 mod routing;
 mod server_away;
 mod start;
+mod started;
 mod store;
 mod users;
 #[path = "../users/fixture.rs"]

@@ -5,6 +5,8 @@
 pub mod memory;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
+#[cfg(any(feature = "rabbitmq", feature = "sqs"))]
+mod server_away;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(feature = "sqs")]

@@ -57,7 +57,7 @@ use crate::message::{DeadLetter, Message, MessageId, Outgoing, Receipt};
 use dead_letters::DeadLetterChange;
 use inbox::{Inbox, ReceiveDemand, lease_end};
 use send::Destination;
-use session::Session;
+use session::{ConnectFailure, Session};
 use wire::{Burial, WireMessage};
 
 pub use dead_letters::{DEAD_LETTERS_READ_BYTES_MAX, DEAD_LETTERS_READ_MAX};
@@ -93,7 +93,7 @@ pub struct RabbitMqQueue {
 /// The state of the connection to the broker.
 enum ConnectionState {
     Connecting,
-    Failed(String),
+    Failed(ConnectFailure),
     Up(Arc<Session>),
 }
 
@@ -141,7 +141,7 @@ impl RabbitMqQueue {
         this.state.tasks.spawn(session::maintain(Arc::clone(&this.state)));
         let first = connected.wait_for(|connected| !matches!(connected, ConnectionState::Connecting)).await;
         match &*first.map_err(|error| QueueError::Unavailable(error.into()))? {
-            ConnectionState::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
+            ConnectionState::Failed(failure) => Err(failure.error()),
             _ => Ok(this),
         }
     }
@@ -367,7 +367,7 @@ impl RabbitMqState {
         match &*self.connected.borrow() {
             ConnectionState::Up(session) => Ok(Arc::clone(session)),
             ConnectionState::Connecting => Err(not_connected()),
-            ConnectionState::Failed(error) => Err(QueueError::Unavailable(error.as_str().into())),
+            ConnectionState::Failed(failure) => Err(failure.error()),
         }
     }
 

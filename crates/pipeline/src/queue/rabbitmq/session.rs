@@ -5,14 +5,16 @@
 
 use std::collections::HashSet;
 use std::future::Future;
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
 use lapin::options::ConfirmSelectOptions;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError};
 use lapin::uri::AMQPUri;
-use lapin::{Channel, Connection, ConnectionProperties, Event};
+use lapin::{Channel, Connection, ConnectionProperties, ErrorKind, Event};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -27,7 +29,8 @@ use super::publisher::{self, Publish};
 use super::{ConnectionState, RabbitMqState, consume};
 use crate::lock::lock;
 use crate::panic_text::panic_text;
-use crate::queue::BoxError;
+use crate::queue::server_away::ServerAway;
+use crate::queue::{BoxError, QueueError};
 
 /// First pause before a reconnect; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -73,7 +76,7 @@ pub(super) async fn maintain(state: Arc<RabbitMqState>) {
             }
             Err(error) => {
                 warn!(queue = state.name(), error = &*error, "cannot connect to the broker; retrying");
-                state.connected.send_replace(ConnectionState::Failed(error.to_string()));
+                state.connected.send_replace(ConnectionState::Failed(ConnectFailure::new(&*error)));
             }
         }
         if started.elapsed() > STABLE_AFTER {
@@ -81,6 +84,47 @@ pub(super) async fn maintain(state: Arc<RabbitMqState>) {
         }
         let _ = tokio::time::timeout(pause, state.stop.cancelled()).await;
         pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Why the last attempt to connect failed.
+pub(super) struct ConnectFailure {
+    text: Arc<str>,
+    server_away: bool,
+}
+
+impl ConnectFailure {
+    fn new(error: &(dyn std::error::Error + 'static)) -> Self {
+        Self { text: error.to_string().into(), server_away: is_server_away(error) }
+    }
+
+    pub(super) fn error(&self) -> QueueError {
+        QueueError::Unavailable(match self.server_away {
+            true => ServerAway(Arc::clone(&self.text)).into(),
+            false => BoxError::from(&*self.text),
+        })
+    }
+}
+
+/// Whether an attempt to connect failed because the broker is away or about to stop, and not because it refused.
+fn is_server_away(error: &(dyn std::error::Error + 'static)) -> bool {
+    let Some(error) = error.downcast_ref::<lapin::Error>() else { return error.is::<tokio::time::error::Elapsed>() };
+    match error.kind() {
+        ErrorKind::IOError(error) => matches!(
+            error.kind(),
+            io::ErrorKind::BrokenPipe
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::NotConnected
+                | io::ErrorKind::TimedOut
+                | io::ErrorKind::UnexpectedEof
+        ),
+        ErrorKind::ProtocolError(error) => *error.kind() == AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED),
+        ErrorKind::InvalidConnectionState(_) | ErrorKind::MissingHeartbeatError => true,
+        _ => false,
     }
 }
 

@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -24,7 +25,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::wire::{self, SendEntry, SqsDelivery};
 use crate::error_chain::ErrorChain;
-use crate::queue::QueueError;
+use crate::queue::server_away::ServerAway;
+use crate::queue::{BoxError, QueueError};
 
 /// Entries that SQS accepts in one request and returns in one answer.
 pub(super) const BATCH_MAX: usize = 10;
@@ -45,6 +47,8 @@ pub(super) struct SqsClient {
 pub(super) struct RequestError {
     /// The request certainly had no effect; otherwise its outcome is unknown.
     had_no_effect: bool,
+    /// SQS did not answer, or a server before it answered that it cannot.
+    server_away: bool,
     code: Option<String>,
     text: Arc<str>,
 }
@@ -86,7 +90,9 @@ impl SqsClient {
         let error = match timeout_at(deadline, request).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => RequestError::from(error),
-            Err(_) => RequestError { had_no_effect: false, code: None, text: "no answer in time".into() },
+            Err(_) => {
+                RequestError { had_no_effect: false, server_away: true, code: None, text: "no answer in time".into() }
+            }
         };
         if error.is_no_such_queue() {
             self.queue_missing.store(true, Ordering::Relaxed);
@@ -220,11 +226,13 @@ impl SqsClient {
 
 impl RequestError {
     pub(super) fn not_started() -> Self {
-        Self { had_no_effect: true, code: None, text: "no request could be started in time".into() }
+        let text = "no request could be started in time".into();
+        Self { had_no_effect: true, server_away: false, code: None, text }
     }
 
     fn not_built(error: &(dyn Error + 'static)) -> Self {
-        Self { had_no_effect: true, code: None, text: ErrorChain(error).to_string().into() }
+        let text = ErrorChain(error).to_string().into();
+        Self { had_no_effect: true, server_away: false, code: None, text }
     }
 
     /// Whether SQS answered that the queue does not exist. Servers use several codes for it.
@@ -248,7 +256,9 @@ impl Error for RequestError {}
 
 impl From<RequestError> for QueueError {
     fn from(error: RequestError) -> Self {
-        if error.had_no_effect { Self::Unavailable(error.into()) } else { Self::OutcomeUnknown(error.into()) }
+        let had_no_effect = error.had_no_effect;
+        let source: BoxError = if error.server_away { ServerAway(error.text).into() } else { error.into() };
+        if had_no_effect { Self::Unavailable(source) } else { Self::OutcomeUnknown(source) }
     }
 }
 
@@ -265,22 +275,38 @@ where
             SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
             _ => false,
         };
+        let server_away = match &error {
+            SdkError::TimeoutError(_) => true,
+            SdkError::DispatchFailure(failure) => {
+                // The only other failure with a kind: the connection ended before the answer did.
+                let broke_off = failure.as_other().is_some();
+                (failure.is_io() || failure.is_timeout() || broke_off) && !is_certificate_refused(&error)
+            }
+            SdkError::ServiceError(answer) => answer.raw().status().is_server_error(),
+            _ => false,
+        };
         let code = error.code().map(str::to_owned);
-        Self { had_no_effect, code, text: ErrorChain(&error).to_string().into() }
+        Self { had_no_effect, server_away, code, text: ErrorChain(&error).to_string().into() }
     }
 }
 
 /// Whether the request failed before it was sent: no connection was established, or there were no credentials.
 fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let refused = error.downcast_ref::<hyper_util::client::legacy::Error>().is_some_and(|error| error.is_connect());
-        if refused || error.is::<aws_credential_types::provider::error::CredentialsError>() {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+    causes(error).any(|cause| {
+        cause.downcast_ref::<hyper_util::client::legacy::Error>().is_some_and(|error| error.is_connect())
+            || cause.is::<aws_credential_types::provider::error::CredentialsError>()
+    })
+}
+
+/// Whether the server's certificate was refused.
+fn is_certificate_refused(error: &(dyn Error + 'static)) -> bool {
+    let is_invalid = |error: &io::Error| error.kind() == io::ErrorKind::InvalidData;
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(is_invalid))
+}
+
+/// The error and its causes.
+fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
 }
 
 /// Joins the answers of all batches, one for each entry in order.
@@ -383,7 +409,12 @@ mod tests {
 
     #[test]
     fn a_missing_queue_is_recognised_by_each_of_its_codes() {
-        let coded = |code: &str| RequestError { had_no_effect: true, code: Some(code.into()), text: "".into() };
+        let coded = |code: &str| RequestError {
+            had_no_effect: true,
+            server_away: false,
+            code: Some(code.into()),
+            text: "".into(),
+        };
         assert!(coded("AWS.SimpleQueueService.NonExistentQueue").is_no_such_queue());
         assert!(coded("QueueDoesNotExist").is_no_such_queue());
         assert!(!coded("AccessDenied").is_no_such_queue());
