@@ -1,5 +1,6 @@
 //! Three relayers that really sign and send on a real chain, and mislead in every known way; `baton relay-api` and two
-//! consumers in front of them; consumers and relayers killed while it runs. Afterwards the chain is the judge.
+//! consumers in front of them; consumers and relayers killed while it runs, and Baton's own node failing. Afterwards the chain
+//! is the judge.
 //!
 //! `MISLED_TRANSACTIONS=2000 MISLED_SEED=7 cargo test -p baton --test misled -- --nocapture` is the large run; without the
 //! two variables it is small, and its seed is always the same. `MISLED_PER_SECOND` (10) is the clients' rate, and `MISLED_RPC=0`

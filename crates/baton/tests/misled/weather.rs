@@ -209,12 +209,12 @@ impl Storm {
     }
 
     /// Baton's own node fails now and then: it refuses, is silent or slow, or answers some calls with errors.
-    pub async fn over_node(&self, link: &Proxy, rpc: &RpcProxy, over: &AtomicBool) {
+    pub async fn over_node(&self, link: &Proxy, rpc: &RpcProxy, goes_on: impl Fn() -> bool) {
         if self.run.calm || !self.run.rpc {
             return;
         }
         let mut rng = dice(&[self.run.seed, 9]);
-        while !over.load(Ordering::Relaxed) {
+        while goes_on() {
             tokio::time::sleep(Duration::from_millis(rng.random_range(500..3000))).await;
             let name = match pick(&node_faults(), &mut rng) {
                 Some(mode) => {

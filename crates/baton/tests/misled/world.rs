@@ -1,5 +1,6 @@
 //! One run: its chain, its relayers, its processes, and the time from the first request to the last settled row.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ const BLOCK: Duration = Duration::from_millis(250);
 const QUIET: Duration = Duration::from_secs(150);
 /// The same without a chain, where some wait in any case; for every 50 transactions one second more.
 const QUIET_WITHOUT_CHAIN: Duration = Duration::from_secs(20);
+/// Baton's own node goes on failing for this long after the last request, which is when absences that no list proves begin to count.
+const NODE_FAILS: Duration = Duration::from_secs(30);
 /// Deadline of the wait for the end, over all.
 const END: Duration = Duration::from_secs(600);
 /// A relayer that has lost a signature gives the record up as unsigned after this long, counted from its last restart. By
@@ -122,15 +125,26 @@ impl World {
             storm.over_relayers(&over),
             storm.over_consumers(&mut self.relay.consumers, &over),
             storm.over_chain(&self.miner.frozen, &over),
-            storm.over_node(&self.rpc_link, &self.rpc, &over)
+            storm.over_node(&self.rpc_link, &self.rpc, || !over.load(Ordering::Relaxed))
         );
         let sent_for = started.elapsed();
         for (index, relayer) in self.relay.relayers.iter().enumerate() {
             relayer.set_faults(calm(&self.run, index));
         }
-        self.rest(&sent).await;
+        self.rest_while_the_node_fails(&sent, &storm).await;
         self.webhooks_delivered(storm.sent_twice()).await;
         Verdict::read(self, sent, &storm, sent_for, started.elapsed()).await
+    }
+
+    /// [`Self::rest`], while Baton's own node goes on failing for some time.
+    async fn rest_while_the_node_fails(&self, sent: &[Sent], storm: &Storm) {
+        let ended = Instant::now();
+        let failing = storm.over_node(&self.rpc_link, &self.rpc, || ended.elapsed() < NODE_FAILS);
+        let mut resting = pin!(self.rest(sent));
+        tokio::select! {
+            () = &mut resting => {}
+            () = failing => resting.await,
+        }
     }
 
     /// Waits until every row is final, or no row has moved for a while. Gaps are filled meanwhile, as they are from outside
