@@ -9,6 +9,9 @@ mod accept_with_link_cut;
 #[expect(dead_code, reason = "the scenarios use the rest of it")]
 mod load_client;
 mod oversized_values;
+#[path = "../servers/own_authority.rs"]
+#[expect(dead_code, reason = "the tests on private servers use the rest of it")]
+mod own_authority;
 mod reading_commands;
 #[path = "../it/relay_fixture.rs"]
 #[expect(dead_code, reason = "the integration tests use the rest of it")]

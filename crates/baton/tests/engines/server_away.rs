@@ -1,22 +1,25 @@
 //! A queue's server that is away when a process starts: as in `it/server_away.rs`, where the databases are.
 
-use harness::engine::{TestEngine, address};
+use harness::engine::{TestEngine, address, server};
 use harness::ports::free_port;
+use harness::process::Program;
 use harness::proxy::{Mode, Proxy};
-use harness::wait::eventually_ok;
+use harness::wait::{eventually, eventually_ok};
+use tokio::net::TcpStream;
 
+use crate::own_authority::OwnAuthority;
 use crate::relay_fixture::{RelaySetup, SOON, baton, serial_body};
 use crate::started::Started;
 use crate::users_fixture::user;
 
-/// `variable` names the queue's server, which is at `server`.
-async fn a_process_waits_for_its_queue(engine: TestEngine, variable: &str, server: &str) {
+/// `variable` names the queue's server for Baton, and `address_of` for the tests.
+async fn a_process_waits_for_its_queue(engine: TestEngine, variable: &str, address_of: &str) {
     let relay = RelaySetup::relayers(1).engine(TestEngine::Embedded).no_webhooks().start().await;
     let engine = engine.set_up();
     let mut env = relay.env.clone();
     env.extend(engine.vars.clone());
     env.insert("RECONCILE_SUBMITTED_MS".to_owned(), "200".to_owned());
-    let link = Proxy::start(address(server)).await;
+    let link = Proxy::start(address(address_of)).await;
     link.set(Mode::Refuse).await;
     let mut url = reqwest::Url::parse(&env[variable]).unwrap();
     url.set_port(Some(link.port())).unwrap();
@@ -67,17 +70,38 @@ async fn a_process_waits_for_sqs_that_is_away_at_its_start() {
     a_process_waits_for_its_queue(TestEngine::MySqlSqs, "SQS_ENDPOINT_URL", "BATON_TEST_SQS_URL").await;
 }
 
-#[tokio::test]
-async fn a_broker_that_refuses_the_password_is_an_error_and_not_an_outage() {
+/// Starts both lanes with these variables beside those of the engine; they must end the process.
+async fn assert_refused(engine: TestEngine, vars: &[(&str, String)], reason: &str) {
     let relay = RelaySetup::relayers(1).engine(TestEngine::Embedded).no_webhooks().start().await;
-    let engine = TestEngine::MySqlRabbitMq.set_up();
+    let engine = engine.set_up();
     let mut env = relay.env.clone();
     env.extend(engine.vars.clone());
-    let mut url = reqwest::Url::parse(&env["RABBITMQ_URL"]).unwrap();
-    url.set_password(Some("wrong")).unwrap();
-    env.insert("RABBITMQ_URL".to_owned(), url.to_string());
+    env.extend(vars.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
     let mut process = baton(["serve"], &env).env("PORT", free_port().to_string()).start().unwrap();
     let code = process.wait_exit(SOON).await.unwrap().code();
     let output = process.output();
-    assert!(code == Some(1) && output.contains("RABBITMQ_URL") && !output.contains("waiting_for"), "{output}");
+    assert!(code == Some(1) && output.contains(reason) && !output.contains("waiting_for_server"), "{output}");
+}
+
+#[tokio::test]
+async fn a_broker_that_refuses_the_password_is_an_error_and_not_an_outage() {
+    let mut url = reqwest::Url::parse(&server("BATON_TEST_AMQP_URL")).unwrap();
+    url.set_password(Some("wrong")).unwrap();
+    assert_refused(TestEngine::MySqlRabbitMq, &[("RABBITMQ_URL", url.to_string())], "RABBITMQ_URL").await;
+}
+
+#[tokio::test]
+async fn a_queue_with_a_certificate_that_is_refused_is_an_error_and_not_an_outage() {
+    let (authority, port) = (OwnAuthority::new("IP:127.0.0.1"), free_port());
+    let tls =
+        Program::new("openssl").args(["s_server", "-www", "-cert", "server.pem", "-key", "server.key", "-accept"]);
+    let _tls = tls.arg(port.to_string()).folder(authority.files()).start().unwrap();
+    eventually(SOON, "the server to listen", || async { TcpStream::connect(("127.0.0.1", port)).await.ok() }).await;
+    let amqps = format!("amqps://guest:guest@127.0.0.1:{port}/%2f");
+    let refused = "invalid peer certificate";
+    assert_refused(TestEngine::MySqlRabbitMq, &[("RABBITMQ_URL", amqps)], refused).await;
+    let https = format!("https://127.0.0.1:{port}");
+    let [queue, dead] = ["queue", "queue-dlq"].map(|name| format!("{https}/000000000000/{name}"));
+    let sqs = [("SQS_ENDPOINT_URL", https), ("SQS_QUEUE_URL", queue), ("SQS_DLQ_URL", dead)];
+    assert_refused(TestEngine::MySqlSqs, &sqs, refused).await;
 }

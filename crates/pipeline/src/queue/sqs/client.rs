@@ -304,9 +304,12 @@ fn is_certificate_refused(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| cause.downcast_ref().is_some_and(is_invalid))
 }
 
-/// The error and its causes.
+/// The error and its causes. The source of an [`io::Error`] is that of the error in it, which would be left out.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
+    std::iter::successors(Some(error), |&error| match error.downcast_ref::<io::Error>() {
+        Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+        None => error.source(),
+    })
 }
 
 /// Joins the answers of all batches, one for each entry in order.
