@@ -3,93 +3,150 @@
 //! `claim_doubt` and the like keep the names of the first release: renaming a column would need a migration that old
 //! and new processes cannot share.
 
-use rusqlite::{Row, ToSql};
+use std::sync::LazyLock;
+
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, Row, ToSql};
 use serde_json::Value;
 
 use crate::relay::state::transaction::{FailedBy, Transaction};
 use crate::relay::store::row::RawRow;
 use crate::timestamp::Timestamp;
 
-/// All columns, in the order that [`raw_row`] reads and [`execute_with`] binds.
+/// All columns, in the order that [`raw_row`] reads and [`for_each_value`] visits.
 pub(super) const COLUMNS: &str = "id, kind, status, version, request, imported, api_key, created_at, updated_at, confirmed_at, hash, sender, \
      claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
      relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
      attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
      block_number, relayer_says, cancel_requested_at, claim_unsent";
 
-pub(super) const INSERT: &str = "INSERT INTO transactions (id, kind, status, version, request, imported, api_key, created_at, updated_at, \
-     confirmed_at, hash, sender, claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, \
-     claim_unknown, claim_absent_since, relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, \
-     forgotten_since, attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, \
-     check_at, block_number, relayer_says, cancel_requested_at, claim_unsent) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
-     ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36, ?37, ?38, ?39)";
+/// The columns that never change, by their position in [`COLUMNS`]: id, kind, request, imported, api_key, created_at.
+const FIXED: [usize; 6] = [0, 1, 4, 5, 6, 7];
 
-/// Writes the columns that can change; kind, request, key and created_at cannot.
-pub(super) const UPDATE: &str = "UPDATE transactions SET status = ?3, version = ?4, updated_at = ?9, confirmed_at = ?10, hash = ?11, sender = ?12, \
-     claim_consumer = ?13, claim_token = ?14, claim_relayer = ?15, claim_at = ?16, claim_doubt = ?17, \
-     claim_open_until = ?18, claim_unknown = ?19, claim_absent_since = ?20, relayer_url = ?21, \
-     relayer_tx_id = ?22, bound_at = ?23, relayer_progress = ?24, relayer_nonce = ?25, \
-     forgotten_since = ?26, attempts = ?27, reroutes = ?28, replays = ?29, auto_replayed = ?30, \
-     avoid_relayer = ?31, failed_by = ?32, error_message = ?33, result = ?34, check_at = ?35, block_number = ?36, \
-     relayer_says = ?37, cancel_requested_at = ?38, claim_unsent = ?39 \
-     WHERE id = ?1 AND version = ?4 - 1";
+/// Stores a new row.
+pub(super) fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
+    static INSERT: LazyLock<String> = LazyLock::new(|| {
+        let values = vec!["?"; COLUMNS.split(", ").count()].join(", ");
+        format!("INSERT INTO transactions ({COLUMNS}) VALUES ({values})")
+    });
+    let mut statement = connection.prepare_cached(&INSERT)?;
+    for_each_value(row, |column, value| statement.raw_bind_parameter(column + 1, value))?;
+    statement.raw_execute()?;
+    Ok(())
+}
 
-/// Runs a statement with a row's values, in the order of the columns. Values are bound one by one, because a list of
-/// boxed values costs more than the statement.
-pub(super) fn execute_with(
-    mut statement: rusqlite::CachedStatement<'_>,
+/// Writes what has changed of a stored row, and names no other column in the statement: SQLite rewrites the entry in each
+/// index on a column that is named, whether its value changes or not.
+pub(super) fn update(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
+    let changed = changed_columns(connection, row)?;
+    let is_changed = |column: usize| changed & (1 << column) != 0;
+    let assignments: Vec<String> = COLUMNS
+        .split(", ")
+        .enumerate()
+        .filter(|(column, _)| is_changed(*column))
+        .map(|(_, name)| format!("{name} = ?"))
+        .collect();
+    if assignments.is_empty() {
+        return Ok(());
+    }
+    let sql = format!("UPDATE transactions SET {} WHERE id = ?", assignments.join(", "));
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut bound = 0;
+    for_each_value(row, |column, value| {
+        if is_changed(column) {
+            bound += 1;
+            statement.raw_bind_parameter(bound, value)?;
+        }
+        Ok(())
+    })?;
+    statement.raw_bind_parameter(bound + 1, row.id.0.as_bytes())?;
+    statement.raw_execute()?;
+    Ok(())
+}
+
+/// A bit for each column whose stored value is not that of `row`.
+fn changed_columns(connection: &Connection, row: &Transaction) -> Result<u64, rusqlite::Error> {
+    static STORED: LazyLock<String> = LazyLock::new(|| {
+        let names = COLUMNS.split(", ").enumerate().filter(|(column, _)| !FIXED.contains(column));
+        let names: Vec<_> = names.map(|(_, name)| name).collect();
+        format!("SELECT {} FROM transactions WHERE id = ?1", names.join(", "))
+    });
+    connection.prepare_cached(&STORED)?.query_row([row.id.0.as_bytes()], |stored| {
+        let (mut changed, mut position) = (0, 0);
+        for_each_value(row, |column, value| {
+            if FIXED.contains(&column) {
+                return Ok(());
+            }
+            let value = value.to_sql()?;
+            let same = match &value {
+                ToSqlOutput::Borrowed(value) => stored.get_ref(position)? == *value,
+                ToSqlOutput::Owned(value) => stored.get_ref(position)? == ValueRef::from(value),
+                _ => false,
+            };
+            position += 1;
+            if !same {
+                changed |= 1 << column;
+            }
+            Ok(())
+        })?;
+        Ok(changed)
+    })
+}
+
+/// Visits a row's values with the positions of their columns. Values are visited one by one, because a list of boxed
+/// values costs more than the statement.
+fn for_each_value(
     row: &Transaction,
-) -> Result<usize, rusqlite::Error> {
+    mut visit: impl FnMut(usize, &dyn ToSql) -> Result<(), rusqlite::Error>,
+) -> Result<(), rusqlite::Error> {
     let claim = row.claim.as_ref();
     let unknown = claim.and_then(|claim| claim.unknown.as_ref());
     let binding = row.binding.as_ref();
     let at = |moment: Option<Timestamp>| moment.map(|moment| moment.0);
-    let mut position = 0;
-    let mut bind = |value: &dyn ToSql| {
-        position += 1;
-        statement.raw_bind_parameter(position, value)
+    let mut column = 0;
+    let mut next = |value: &dyn ToSql| {
+        column += 1;
+        visit(column - 1, value)
     };
-    bind(row.id.0.as_bytes())?;
-    bind(&row.kind.name())?;
-    bind(&row.status.name())?;
-    bind(&row.version)?;
-    bind(&&*row.request)?;
-    bind(&row.imported)?;
-    bind(&row.api_key)?;
-    bind(&row.created_at.0)?;
-    bind(&row.updated_at.0)?;
-    bind(&at(row.confirmed_at))?;
-    bind(&row.hash)?;
-    bind(&row.from)?;
-    bind(&claim.map(|claim| &claim.consumer.0))?;
-    bind(&claim.map(|claim| claim.token.into_bytes()))?;
-    bind(&claim.map(|claim| &claim.relayer.0))?;
-    bind(&claim.map(|claim| claim.at.0))?;
-    bind(&unknown.map(|unknown| &unknown.reason))?;
-    bind(&unknown.map(|unknown| unknown.open_until.0))?;
-    bind(&unknown.map(|unknown| unknown.kind.name()))?;
-    bind(&at(unknown.and_then(|unknown| unknown.absent_since)))?;
-    bind(&binding.map(|binding| &binding.relayer.0))?;
-    bind(&binding.map(|binding| &binding.tx_id.0))?;
-    bind(&binding.map(|binding| binding.at.0))?;
-    bind(&binding.map(|binding| binding.progress.name()))?;
-    bind(&binding.and_then(|binding| binding.nonce))?;
-    bind(&at(binding.and_then(|binding| binding.forgotten_since)))?;
-    bind(&row.attempts)?;
-    bind(&row.reroutes)?;
-    bind(&row.replays)?;
-    bind(&row.auto_replayed)?;
-    bind(&row.avoid.as_ref().map(|relayer| &relayer.0))?;
-    bind(&row.failed_by.map(FailedBy::name))?;
-    bind(&row.error_message)?;
-    bind(&row.result.as_ref().map(Value::to_string))?;
-    bind(&at(row.check_at))?;
-    bind(&row.block_number)?;
-    bind(&row.relayer_says.as_ref().map(Value::to_string))?;
-    bind(&at(row.cancel_requested_at))?;
-    bind(&claim.filter(|claim| claim.unsent).map(|claim| claim.token.into_bytes()))?;
-    statement.raw_execute()
+    next(row.id.0.as_bytes())?;
+    next(&row.kind.name())?;
+    next(&row.status.name())?;
+    next(&row.version)?;
+    next(&&*row.request)?;
+    next(&row.imported)?;
+    next(&row.api_key)?;
+    next(&row.created_at.0)?;
+    next(&row.updated_at.0)?;
+    next(&at(row.confirmed_at))?;
+    next(&row.hash)?;
+    next(&row.from)?;
+    next(&claim.map(|claim| &claim.consumer.0))?;
+    next(&claim.map(|claim| claim.token.into_bytes()))?;
+    next(&claim.map(|claim| &claim.relayer.0))?;
+    next(&claim.map(|claim| claim.at.0))?;
+    next(&unknown.map(|unknown| &unknown.reason))?;
+    next(&unknown.map(|unknown| unknown.open_until.0))?;
+    next(&unknown.map(|unknown| unknown.kind.name()))?;
+    next(&at(unknown.and_then(|unknown| unknown.absent_since)))?;
+    next(&binding.map(|binding| &binding.relayer.0))?;
+    next(&binding.map(|binding| &binding.tx_id.0))?;
+    next(&binding.map(|binding| binding.at.0))?;
+    next(&binding.map(|binding| binding.progress.name()))?;
+    next(&binding.and_then(|binding| binding.nonce))?;
+    next(&at(binding.and_then(|binding| binding.forgotten_since)))?;
+    next(&row.attempts)?;
+    next(&row.reroutes)?;
+    next(&row.replays)?;
+    next(&row.auto_replayed)?;
+    next(&row.avoid.as_ref().map(|relayer| &relayer.0))?;
+    next(&row.failed_by.map(FailedBy::name))?;
+    next(&row.error_message)?;
+    next(&row.result.as_ref().map(Value::to_string))?;
+    next(&at(row.check_at))?;
+    next(&row.block_number)?;
+    next(&row.relayer_says.as_ref().map(Value::to_string))?;
+    next(&at(row.cancel_requested_at))?;
+    next(&claim.filter(|claim| claim.unsent).map(|claim| claim.token.into_bytes()))
 }
 
 /// Reads a row selected with [`COLUMNS`].

@@ -21,9 +21,9 @@ use pipeline::queue::sqlite::SqliteQueue;
 use pipeline::sqlite::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 
-use self::columns::{COLUMNS, UPDATE, execute_with, raw_row};
+use self::columns::{COLUMNS, insert, raw_row, update};
 use self::idempotency_keys::key_owner;
-use self::statements::{Record, accept, add_step, has_early, insert, records_are_free, take_record};
+use self::statements::{Record, accept, add_step, has_early, records_are_free, take_record};
 use super::row::{PAGE_BYTES_MAX, RawRow};
 use super::{
     Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
@@ -337,7 +337,7 @@ impl TransactionStore for SqliteStore {
                 Record::None | Record::Known => false,
                 Record::New => has_early(connection, &transaction)?,
             };
-            execute_with(connection.prepare_cached(UPDATE)?, &transaction)?;
+            update(connection, &transaction)?;
             for step in &steps {
                 add_step(connection, transaction.id, step, transaction.updated_at)?;
             }

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
-use super::columns::{INSERT, execute_with};
+use super::columns::insert;
 use super::idempotency_keys::{earlier_request, take_key};
 use crate::relay::state::transaction::{Step, Transaction, TransactionId};
 use crate::relay::store::row::timeline_max;
@@ -54,11 +54,6 @@ fn nonce_taken_by(connection: &Connection, row: &Transaction) -> Result<Option<T
             Ok(TransactionId(Uuid::from_bytes(row.get(0)?)))
         })
         .optional()
-}
-
-pub(super) fn insert(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
-    execute_with(connection.prepare_cached(INSERT)?, row)?;
-    Ok(())
 }
 
 /// The owner of the relayer transaction that a row is bound to.
