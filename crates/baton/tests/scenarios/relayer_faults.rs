@@ -7,7 +7,7 @@ use harness::relayer::{FaultPlan, Faults, Memory, Outcome, PostFault};
 use harness::wait::{eventually, eventually_ok};
 
 use crate::load_client::{LoadClient, LoadProfile, serial_of_data};
-use crate::relay_fixture::{LATER, RelayFixture, SOON};
+use crate::relay_fixture::{LATER, SOON};
 use crate::scenario::{Scenario, crash_setup};
 
 const NEVER_SIGNED: &str = "Transaction in Pending state for over 2 minutes. Replacing with NOOP.";
