@@ -6,7 +6,7 @@
 use std::sync::LazyLock;
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, Row, ToSql};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde_json::Value;
 
 use crate::relay::state::transaction::{FailedBy, Transaction};
@@ -35,43 +35,19 @@ pub(super) fn insert(connection: &Connection, row: &Transaction) -> Result<(), r
     Ok(())
 }
 
-/// Writes what has changed of a stored row, and names no other column in the statement: SQLite rewrites the entry in each
-/// index on a column that is named, whether its value changes or not.
-pub(super) fn update(connection: &Connection, row: &Transaction) -> Result<(), rusqlite::Error> {
-    let changed = changed_columns(connection, row)?;
-    let is_changed = |column: usize| changed & (1 << column) != 0;
-    let assignments: Vec<String> = COLUMNS
-        .split(", ")
-        .enumerate()
-        .filter(|(column, _)| is_changed(*column))
-        .map(|(_, name)| format!("{name} = ?"))
-        .collect();
-    if assignments.is_empty() {
-        return Ok(());
-    }
-    let sql = format!("UPDATE transactions SET {} WHERE id = ?", assignments.join(", "));
-    let mut statement = connection.prepare_cached(&sql)?;
-    let mut bound = 0;
-    for_each_value(row, |column, value| {
-        if is_changed(column) {
-            bound += 1;
-            statement.raw_bind_parameter(bound, value)?;
-        }
-        Ok(())
-    })?;
-    statement.raw_bind_parameter(bound + 1, row.id.0.as_bytes())?;
-    statement.raw_execute()?;
-    Ok(())
-}
+/// The columns of a stored row that a move changes: a bit for each.
+#[derive(Clone, Copy)]
+pub(super) struct Changes(u64);
 
-/// A bit for each column whose stored value is not that of `row`.
-fn changed_columns(connection: &Connection, row: &Transaction) -> Result<u64, rusqlite::Error> {
+/// What a move changes of the stored row; `None` if the row is missing or has not the version before the move.
+pub(super) fn changes(connection: &Connection, row: &Transaction) -> Result<Option<Changes>, rusqlite::Error> {
     static STORED: LazyLock<String> = LazyLock::new(|| {
         let names = COLUMNS.split(", ").enumerate().filter(|(column, _)| !FIXED.contains(column));
         let names: Vec<_> = names.map(|(_, name)| name).collect();
-        format!("SELECT {} FROM transactions WHERE id = ?1", names.join(", "))
+        format!("SELECT {} FROM transactions WHERE id = ?1 AND version = ?2 - 1", names.join(", "))
     });
-    connection.prepare_cached(&STORED)?.query_row([row.id.0.as_bytes()], |stored| {
+    let mut statement = connection.prepare_cached(&STORED)?;
+    let found = statement.query_row(params![row.id.0.as_bytes(), row.version], |stored| {
         let (mut changed, mut position) = (0, 0);
         for_each_value(row, |column, value| {
             if FIXED.contains(&column) {
@@ -89,8 +65,35 @@ fn changed_columns(connection: &Connection, row: &Transaction) -> Result<u64, ru
             }
             Ok(())
         })?;
-        Ok(changed)
-    })
+        Ok(Changes(changed))
+    });
+    found.optional()
+}
+
+/// Writes the columns that a move changes, and names no other column in the statement: SQLite rewrites the entry in each
+/// index on a column that is named, whether its value changes or not.
+pub(super) fn update(connection: &Connection, row: &Transaction, changes: Changes) -> Result<(), rusqlite::Error> {
+    let is_changed = |column: usize| changes.0 & (1 << column) != 0;
+    let assignments: Vec<String> = COLUMNS
+        .split(", ")
+        .enumerate()
+        .filter(|(column, _)| is_changed(*column))
+        .map(|(_, name)| format!("{name} = ?"))
+        .collect();
+    // Never empty: a move changes the version.
+    let sql = format!("UPDATE transactions SET {} WHERE id = ?", assignments.join(", "));
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut bound = 0;
+    for_each_value(row, |column, value| {
+        if is_changed(column) {
+            bound += 1;
+            statement.raw_bind_parameter(bound, value)?;
+        }
+        Ok(())
+    })?;
+    statement.raw_bind_parameter(bound + 1, row.id.0.as_bytes())?;
+    statement.raw_execute()?;
+    Ok(())
 }
 
 /// Visits a row's values with the positions of their columns. Values are visited one by one, because a list of boxed

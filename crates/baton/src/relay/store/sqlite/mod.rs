@@ -21,7 +21,7 @@ use pipeline::queue::sqlite::SqliteQueue;
 use pipeline::sqlite::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 
-use self::columns::{COLUMNS, insert, raw_row, update};
+use self::columns::{COLUMNS, changes, insert, raw_row, update};
 use self::idempotency_keys::key_owner;
 use self::statements::{Record, accept, add_step, has_early, records_are_free, take_record};
 use super::row::{PAGE_BYTES_MAX, RawRow};
@@ -325,19 +325,13 @@ impl TransactionStore for SqliteStore {
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
         let Moved { transaction, steps, events } = moved.clone();
         let saved = self.write(move |connection| {
-            let version: Option<u64> = connection
-                .prepare_cached("SELECT version FROM transactions WHERE id = ?1")?
-                .query_row([transaction.id.0.as_bytes()], |row| row.get(0))
-                .optional()?;
-            if version != Some(transaction.version - 1) {
-                return Ok(Some(Saved::Stale));
-            }
+            let Some(changes) = changes(connection, &transaction)? else { return Ok(Some(Saved::Stale)) };
             let early = match take_record(connection, &transaction)? {
                 Record::OtherRow => return Ok(None),
                 Record::None | Record::Known => false,
                 Record::New => has_early(connection, &transaction)?,
             };
-            update(connection, &transaction)?;
+            update(connection, &transaction, changes)?;
             for step in &steps {
                 add_step(connection, transaction.id, step, transaction.updated_at)?;
             }
