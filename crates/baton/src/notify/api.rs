@@ -395,3 +395,18 @@ fn unsaved(failure: StoreError) -> Problem {
         _ => Problem::unavailable("the store is unavailable; nothing was changed, send it again", &failure),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_recovers_with_one_call_at_a_time() {
+        let recovering = Recovering::default();
+        let turn = recovering.begin("a");
+        assert!(turn.is_some() && recovering.begin("a").is_none(), "the second call of this key");
+        assert!(recovering.begin("b").is_some(), "another key");
+        drop(turn);
+        assert!(recovering.begin("a").is_some(), "the next call");
+    }
+}

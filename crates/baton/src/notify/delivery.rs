@@ -86,7 +86,10 @@ impl Deliverer {
             ("webhook-timestamp", timestamp.to_string()),
             ("webhook-signature", signature),
         ];
-        (now, self.sender.send(&endpoint.owner, &endpoint.url, headers, Bytes::from(delivery.payload.clone())).await)
+        let body = Bytes::from(delivery.payload.clone());
+        let sent = self.sender.send(&endpoint.owner, &endpoint.url, headers, body).await;
+        self.queue.attempted(&endpoint.owner, &endpoint.url, sent.status.is_some());
+        (now, sent)
     }
 
     /// Whether the endpoint has another URL since it was read, or was disabled. Other changes leave the schedule as it is:

@@ -3,18 +3,22 @@
 //! Endpoints take turns, so that a large backlog of one does not delay the others. An endpoint, a host with several
 //! endpoints and an API key with several endpoints have a limited number of attempts in flight in each process. An endpoint
 //! that keeps failing has a single one, and all of those together take half of the places: receivers that hang leave the
-//! rest to the others. What an
-//! attempt leads to is stored by the handler ([`super::delivery`]) in one commit; settling a message here only frees its
-//! place, or gives back what was not tried.
+//! rest to the others. A host that gives no answer is left alone for a while ([`super::host_breaker`]).
+//!
+//! What an attempt leads to is stored by the handler ([`super::delivery`]) in one commit; settling a message here only
+//! frees its place, or gives back what was not tried.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
+use metrics::gauge;
 use pipeline::{Attributes, Capabilities, DeadLetter, Depth, Message, MessageId, Outgoing, Queue, QueueError, Receipt};
 use reqwest::Url;
+use tracing::{info, warn};
 
+use super::host_breaker::{Allowed, HostBreakers};
 use super::schedule::FAILURES_BEFORE_PAUSE;
 use crate::clock::Clock;
 use crate::randomness::Randomness;
@@ -56,6 +60,7 @@ struct InFlight {
     by_owner: HashMap<String, usize>,
     by_host_and_owner: HashMap<String, usize>,
     failing: usize,
+    breakers: HostBreakers,
 }
 
 /// What a delivery in flight counts towards.
@@ -73,7 +78,7 @@ impl Place {
     }
 
     fn host_and_owner(&self) -> String {
-        format!("{} {}", self.host, self.owner)
+        host_and_owner(&self.host, &self.owner)
     }
 }
 
@@ -95,13 +100,33 @@ impl OutboxQueue {
         self.lock().deliveries.get(&receipt.0).map(|(delivery, _)| delivery.clone())
     }
 
+    /// Whether an attempt for an endpoint of this API key got an HTTP answer from the URL's host.
+    pub fn attempted(&self, owner: &str, url: &str, answered: bool) {
+        let host = host(url);
+        let (now, key) = (self.clock.instant(), host_and_owner(&host, owner));
+        let (changed, open) = {
+            let breakers = &mut self.lock().breakers;
+            let changed = if answered { breakers.answered(&key) } else { breakers.failed(&key, now) };
+            (changed, breakers.open_count())
+        };
+        match (changed, answered) {
+            (true, false) => warn!(
+                key = owner, host, action = "webhook_host_paused",
+                "the host gives no answer: its endpoints are tried one at a time, with pauses"
+            ),
+            (true, true) => info!(key = owner, host, action = "webhook_host_answers", "the host answers again"),
+            (false, _) => {}
+        }
+        gauge!("baton_webhook_hosts_paused").set(open as f64);
+    }
+
     /// Leases what is due for endpoints other than `blocked`, at most `max`. If there is nothing to lease for the endpoints
     /// whose turn it is, adds them to `blocked`.
     async fn lease_due(&self, max: usize, blocked: &mut HashSet<EndpointId>) -> Result<Vec<Message>, QueueError> {
         let now = self.clock.now();
         let mut due = self.store.due_endpoints(now).await.map_err(queue_error)?;
         due.retain(|due| !blocked.contains(&due.id));
-        let places = self.lock().places(&due, max, self.concurrency);
+        let places = self.lock().places(&due, max, self.concurrency, self.clock.instant());
         if places.is_empty() {
             return Ok(Vec::new());
         }
@@ -148,10 +173,24 @@ impl InFlight {
     /// How many deliveries to lease for each endpoint. Each place goes to the API key with the fewest attempts in flight, and
     /// there to the endpoint with the fewest, and then to the longest overdue: an endpoint with a backlog of slow answers
     /// would otherwise get each place that becomes free.
-    fn places(&self, due: &[DueEndpoint], max: usize, concurrency: usize) -> Vec<(EndpointId, usize)> {
+    fn places(
+        &self,
+        due: &[DueEndpoint],
+        max: usize,
+        concurrency: usize,
+        now: Instant,
+    ) -> Vec<(EndpointId, usize)> {
         let (mut by_host, mut by_owner, mut failing) = (self.by_host.clone(), self.by_owner.clone(), self.failing);
         let quarters = |all: usize, count: usize| (all * count / 4).max(1);
         let kinds: Vec<_> = due.iter().map(Place::of).collect();
+        let allowed: Vec<_> = kinds
+            .iter()
+            .map(|kind| match self.breakers.allowed(&kind.host_and_owner(), now) {
+                Allowed::All => quarters(HOST_MAX, OWNER_QUARTERS),
+                Allowed::One => 1,
+                Allowed::None => 0,
+            })
+            .collect();
         let mut by_host_and_owner = self.by_host_and_owner.clone();
         let mut places = vec![0; due.len()];
         for _ in 0..max {
@@ -161,7 +200,7 @@ impl InFlight {
                 let of_owner = count(&by_owner, &kind.owner);
                 let is_free = taken < if kind.failing { 1 } else { ENDPOINT_MAX }
                     && count(&by_host, &kind.host) < HOST_MAX
-                    && count(&by_host_and_owner, &kind.host_and_owner()) < quarters(HOST_MAX, OWNER_QUARTERS)
+                    && count(&by_host_and_owner, &kind.host_and_owner()) < allowed[index]
                     && of_owner < quarters(concurrency, OWNER_QUARTERS)
                     && !(kind.failing && failing >= quarters(concurrency, FAILING_QUARTERS));
                 is_free.then_some((of_owner, taken, index))
@@ -204,6 +243,10 @@ fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
             counts.remove(key);
         }
     }
+}
+
+fn host_and_owner(host: &str, owner: &str) -> String {
+    format!("{host} {owner}")
 }
 
 /// Host and port: endpoints with the same one share a limit.
@@ -329,7 +372,7 @@ mod tests {
     }
 
     fn places(in_flight: &InFlight, due: &[DueEndpoint], max: usize) -> Vec<usize> {
-        let given = in_flight.places(due, max, 64);
+        let given = in_flight.places(due, max, 64, Instant::now());
         due.iter().map(|due| given.iter().find(|(id, _)| *id == due.id).map_or(0, |(_, places)| *places)).collect()
     }
 
@@ -358,11 +401,11 @@ mod tests {
         let dead: Vec<_> = own.iter().map(|due| DueEndpoint { failures: 9, ..due.clone() }).collect();
         assert_eq!(places(&InFlight::default(), &dead, 1000).iter().sum::<usize>(), 32, "half for failing endpoints");
         let mut in_flight = InFlight { failing: 32, ..InFlight::default() };
-        assert_eq!(in_flight.places(&dead, 1000, 64), []);
+        assert_eq!(in_flight.places(&dead, 1000, 64, Instant::now()), []);
         in_flight.by_owner.insert("a".to_owned(), 48);
-        assert_eq!(in_flight.places(&own, 1000, 64), []);
+        assert_eq!(in_flight.places(&own, 1000, 64, Instant::now()), []);
         let other = [DueEndpoint { owner: "b".to_owned(), ..due(7, "https://b/", 0) }];
-        assert_eq!(in_flight.places(&other, 1000, 64), [(other[0].id, ENDPOINT_MAX)]);
+        assert_eq!(in_flight.places(&other, 1000, 64, Instant::now()), [(other[0].id, ENDPOINT_MAX)]);
     }
 
     /// Answers that take long keep their places; the next one is for a client that has none.
@@ -371,7 +414,32 @@ mod tests {
         let slow = due(1, "https://slow/", 0);
         let quick = DueEndpoint { owner: "b".to_owned(), since: Timestamp(9), ..due(2, "https://quick/", 0) };
         let in_flight = InFlight { by_owner: HashMap::from([("a".to_owned(), 20)]), ..InFlight::default() };
-        assert_eq!(in_flight.places(&[slow, quick.clone()], 1, 64), [(quick.id, 1)]);
+        assert_eq!(in_flight.places(&[slow, quick.clone()], 1, 64, Instant::now()), [(quick.id, 1)]);
+    }
+
+    #[test]
+    fn a_host_that_gives_no_answer_gets_one_attempt_after_a_pause() {
+        let own: Vec<_> = (0..8).map(|id| due(id, &format!("https://down/{id}"), 0)).collect();
+        let other = DueEndpoint { owner: "b".to_owned(), ..due(8, "https://down/hook", 0) };
+        let elsewhere = due(9, "https://up/", 0);
+        let all: Vec<_> = own.iter().cloned().chain([other, elsewhere]).collect();
+        let (mut in_flight, now) = (InFlight::default(), Instant::now());
+        while in_flight.breakers.open_count() == 0 {
+            in_flight.breakers.failed("down:443 a", now);
+        }
+        let given = |in_flight: &InFlight, now| {
+            let given = in_flight.places(&all, 100, 64, now);
+            all.iter().map(|due| given.iter().find(|(id, _)| *id == due.id).map_or(0, |(_, places)| *places)).collect()
+        };
+        let during: Vec<usize> = given(&in_flight, now);
+        assert_eq!(during, [0, 0, 0, 0, 0, 0, 0, 0, ENDPOINT_MAX, ENDPOINT_MAX]);
+        let later = now + Duration::from_secs(60);
+        let after: Vec<usize> = given(&in_flight, later);
+        assert_eq!(after, [1, 0, 0, 0, 0, 0, 0, 0, ENDPOINT_MAX, ENDPOINT_MAX]);
+        in_flight.by_host_and_owner.insert("down:443 a".to_owned(), 1);
+        assert_eq!(given(&in_flight, later)[0], 0, "it is under way");
+        in_flight.breakers.answered("down:443 a");
+        assert_eq!(given(&in_flight, later).iter().sum::<usize>(), HOST_MAX - 1 + ENDPOINT_MAX);
     }
 
     #[test]

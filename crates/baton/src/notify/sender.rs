@@ -8,39 +8,33 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-use axum::http::Uri;
-use axum::http::uri::Scheme;
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_rustls::{ConfigBuilderExt, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use reqwest::{StatusCode, Url};
 use rustls::client::WantsClientCert;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tower_service::Service;
 
-use super::address_guard::{AddressGuard, GuardError};
+use super::address_guard::AddressGuard;
+use super::connections::{CheckedTcp, ConnectError, Connector, OpenConnections, root, shown};
 use crate::timestamp::Timestamp;
 
-/// Limit of a connection: DNS, TCP and TLS together.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections are kept for this long, for the next event of a busy endpoint.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 const IDLE_PER_HOST_MAX: usize = 4;
+/// Open connections, idle ones included, from which each further attempt closes its connection. Clients choose the number
+/// of hosts, so a limit for each host does not bound the total.
+const OPEN_BEFORE_CLOSING: usize = 256;
 /// Maximum size of an answer's head, and of each piece of its body that is read at once.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
@@ -52,8 +46,6 @@ const ANSWER_BYTES_KEPT: usize = 1 << 10;
 const ANSWER_BYTES_MAX: usize = 4 << 10;
 /// A receiver cannot postpone the next attempt for longer.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
-/// Maximum length of the part of an error that other libraries word; TLS errors list names of the certificate.
-const CAUSE_LENGTH_MAX: usize = 300;
 
 const AGENT: &str = concat!("baton/", env!("CARGO_PKG_VERSION"));
 
@@ -63,11 +55,20 @@ type HttpClient = Client<Connector, Full<Bytes>>;
 #[derive(Debug)]
 pub struct Sender {
     tls: ClientConfig,
-    /// One for each owner, so that API keys share neither lookups nor connections. The operator's configuration bounds
-    /// their number.
-    clients: Mutex<HashMap<String, HttpClient>>,
+    /// One for each owner, so that API keys share neither lookups nor connections; and one for each that keeps no
+    /// connection. The operator's configuration bounds their number.
+    clients: Mutex<HashMap<(String, Keep), HttpClient>>,
     guard: AddressGuard,
     timeout: Duration,
+    open: OpenConnections,
+    open_before_closing: usize,
+}
+
+/// What becomes of a connection after an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Keep {
+    Idle,
+    Close,
 }
 
 /// The result of one attempt.
@@ -98,25 +99,33 @@ impl Sender {
     }
 
     fn with_tls(guard: AddressGuard, timeout: Duration, tls: ConfigBuilder<ClientConfig, WantsClientCert>) -> Self {
-        Self { tls: tls.with_no_client_auth(), clients: Mutex::default(), guard, timeout }
+        Self {
+            tls: tls.with_no_client_auth(),
+            clients: Mutex::default(),
+            guard,
+            timeout,
+            open: OpenConnections::default(),
+            open_before_closing: OPEN_BEFORE_CLOSING,
+        }
     }
 
     fn client(&self, owner: &str) -> HttpClient {
+        let keep = if self.open.count() < self.open_before_closing { Keep::Idle } else { Keep::Close };
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = clients.get(owner) {
-            return client.clone();
-        }
-        let client = self.new_client(owner);
-        clients.insert(owner.to_owned(), client.clone());
-        client
+        let client = clients.entry((owner.to_owned(), keep));
+        client.or_insert_with(|| self.new_client(owner, keep)).clone()
     }
 
-    fn new_client(&self, owner: &str) -> HttpClient {
-        let tcp = CheckedTcp { guard: self.guard.clone(), owner: owner.into() };
+    fn new_client(&self, owner: &str, keep: Keep) -> HttpClient {
+        let tcp = CheckedTcp { guard: self.guard.clone(), owner: owner.into(), open: self.open.clone() };
         let tls = HttpsConnectorBuilder::new().with_tls_config(self.tls.clone());
         let connector = Connector(tls.https_or_http().enable_http1().wrap_connector(tcp));
+        let idle_max = match keep {
+            Keep::Idle => IDLE_PER_HOST_MAX,
+            Keep::Close => 0,
+        };
         let mut builder = Client::builder(TokioExecutor::new());
-        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(IDLE_PER_HOST_MAX);
+        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(idle_max);
         builder.http1_max_buf_size(HEAD_BYTES_MAX).http1_max_headers(HEADERS_MAX);
         builder.build(connector)
     }
@@ -261,116 +270,10 @@ fn no_answer(error: &hyper_util::client::legacy::Error) -> String {
     }
 }
 
-/// The innermost cause: the outer ones only name the step that failed.
-fn root(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string().chars().take(CAUSE_LENGTH_MAX).collect()
-}
-
-fn shown(limit: Duration) -> String {
-    if limit.subsec_millis() == 0 { format!("{} s", limit.as_secs()) } else { format!("{} ms", limit.as_millis()) }
-}
-
 fn tls_config() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
     let provider = rustls::crypto::ring::default_provider().into();
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     builder.map_err(|error| error.to_string())
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-enum ConnectError {
-    #[error("refused: {0}")]
-    Refused(GuardError),
-    #[error("no connection: {0}")]
-    Unresolved(GuardError),
-    #[error("no connection: {0}")]
-    Tcp(io::Error),
-    #[error("no TLS connection: {0}")]
-    Tls(String),
-    #[error("no connection within {}", shown(CONNECT_TIMEOUT))]
-    TimedOut,
-}
-
-impl From<GuardError> for ConnectError {
-    fn from(error: GuardError) -> Self {
-        match error {
-            GuardError::Forbidden(_) => Self::Refused(error),
-            GuardError::Unresolved(_) | GuardError::NoAddress => Self::Unresolved(error),
-        }
-    }
-}
-
-/// Connects over TCP or TLS within [`CONNECT_TIMEOUT`].
-#[derive(Debug, Clone)]
-struct Connector(HttpsConnector<CheckedTcp>);
-
-impl Service<Uri> for Connector {
-    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
-    type Error = ConnectError;
-    type Future = BoxFuture<'static, Result<Self::Response, ConnectError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.0.call(uri);
-        Box::pin(async move {
-            let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
-            connected.map_err(|_| ConnectError::TimedOut)?.map_err(|error| match error.downcast::<ConnectError>() {
-                Ok(own) => *own,
-                Err(other) => ConnectError::Tls(root(&*other)),
-            })
-        })
-    }
-}
-
-/// TCP connections to the addresses that the guard has checked, and to no others.
-#[derive(Debug, Clone)]
-struct CheckedTcp {
-    guard: AddressGuard,
-    owner: Arc<str>,
-}
-
-impl Service<Uri> for CheckedTcp {
-    type Response = TokioIo<TcpStream>;
-    type Error = ConnectError;
-    type Future = BoxFuture<'static, Result<Self::Response, ConnectError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let (CheckedTcp { guard, owner }, deadline) = (self.clone(), Instant::now() + CONNECT_TIMEOUT);
-        Box::pin(async move {
-            let default_port = if uri.scheme() == Some(&Scheme::HTTP) { 80 } else { 443 };
-            let port = uri.port_u16().unwrap_or(default_port);
-            let addresses = guard.resolve(&owner, uri.host().unwrap_or_default(), port).await?;
-            let stream = connect_to_one(&addresses, deadline).await?;
-            stream.set_nodelay(true).map_err(ConnectError::Tcp)?;
-            Ok(TokioIo::new(stream))
-        })
-    }
-}
-
-/// Tries the addresses in their order. Each gets its share of the time that is left, so that one that does not respond
-/// leaves time for the others.
-async fn connect_to_one(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStream, ConnectError> {
-    let mut last = ConnectError::TimedOut;
-    for (left, address) in (1..=addresses.len()).rev().zip(addresses) {
-        let share = deadline.saturating_duration_since(Instant::now()) / u32::try_from(left).unwrap_or(u32::MAX);
-        match tokio::time::timeout(share, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => last = ConnectError::Tcp(error),
-            Err(_) => last = ConnectError::TimedOut,
-        }
-    }
-    Err(last)
 }
 
 #[cfg(test)]

@@ -69,6 +69,36 @@ async fn the_metrics_of_notifications_follow_the_endpoints() {
 }
 
 #[tokio::test]
+async fn a_host_without_answers_is_paused_until_it_answers() {
+    // Fifty times as fast, so that the endpoints' own pauses end soon.
+    let relay = setup().env("WEBHOOK_SCHEDULE_SECOND_US", "20000").start().await;
+    let sink = Sink::start().await;
+    sink.reply(Reply::Cut);
+    for _ in 0..6 {
+        register(&relay, &sink.url(), &["transaction.completed"]).await;
+    }
+    relay.send(&serial_body(1)).await;
+    let paused = async |wanted: f64| {
+        eventually_ok(SOON, format!("{wanted} paused hosts"), || async {
+            let value = relay.metric("baton_webhook_hosts_paused", "").await;
+            if value == wanted { Ok(()) } else { Err(value) }
+        })
+        .await;
+    };
+    paused(1.0).await;
+    sink.reply(Reply::Ok);
+    paused(0.0).await;
+    eventually_ok(SOON, "all deliveries", || async {
+        let value = relay.metric("baton_webhook_attempts_total", "result=\"delivered\"").await;
+        if value == 6.0 { Ok(()) } else { Err(value) }
+    })
+    .await;
+    for action in ["webhook_host_paused", "webhook_host_answers"] {
+        assert!(relay.api.output().contains(action), "{action}");
+    }
+}
+
+#[tokio::test]
 async fn a_change_of_the_url_answers_without_the_failures_of_the_one_before() {
     let relay = setup().start().await;
     let (fails, works) = (Sink::start().await, Sink::start().await);

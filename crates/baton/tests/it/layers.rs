@@ -26,7 +26,8 @@ const LAYERS: &[&[&str]] = &[
     &["relay/lane", "relay"],
     // Client notifications, of the relay lane's events.
     &["notify/lookups"],
-    &["notify/signature", "notify/address_guard", "notify/schedule"],
+    &["notify/signature", "notify/address_guard", "notify/schedule", "notify/host_breaker"],
+    &["notify/connections"],
     &["notify/endpoint_request", "notify/endpoint_change", "notify/endpoint_view"],
     &["notify/sender"],
     &["notify/outbox_queue"],

@@ -1,7 +1,8 @@
-use std::net::Ipv4Addr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::notify::address_guard::{AddressPolicy, UrlRefused};
@@ -568,4 +569,27 @@ async fn a_header_that_cannot_be_sent_is_a_failure() {
 fn limits_are_shown_in_seconds_where_possible() {
     assert_eq!(shown(Duration::from_secs(15)), "15 s");
     assert_eq!(shown(Duration::from_millis(1500)), "1500 ms");
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_closed_after_their_attempt() {
+    let mut sender = sender(AMPLE);
+    sender.open_before_closing = 2;
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let (listener, url) = listen().await;
+        let received = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            read_request(&mut stream).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            stream
+        };
+        let (sent, stream) = tokio::join!(send(&sender, &url), received);
+        assert_eq!(sent.error, None);
+        streams.push(stream);
+    }
+    for stream in streams.split_off(2) {
+        wait_until_closed(stream).await;
+    }
+    assert_eq!(sender.open.count(), 2, "the first two are kept for their hosts' next events");
 }

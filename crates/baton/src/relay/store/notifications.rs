@@ -316,9 +316,10 @@ impl AttemptRecord {
         Self { then: DeliveryThen::RetryAt(self.now), endpoint: EndpointThen::Unchanged, ..self.clone() }
     }
 
-    /// Whether its endpoint was disabled when it was stored with this result.
-    pub(super) fn has_disabled(&self, recorded: Recorded) -> bool {
-        recorded == Recorded::AsDecided && matches!(self.endpoint, EndpointThen::Disable { .. })
+    /// Whether what waits for its endpoint may have to be given up, after it was stored with this result. It is stored
+    /// late when an earlier try disabled the endpoint and failed before it had given everything up.
+    pub(super) fn may_give_up(&self, recorded: Recorded) -> bool {
+        recorded != Recorded::NotDisabled && matches!(self.endpoint, EndpointThen::Disable { .. })
     }
 
     /// What the transaction's timeline says of it: the first failure and the end, not each attempt. Every key may read it, so

@@ -85,6 +85,27 @@ impl StoreFixture {
         self.execute(DELIVERIES).await;
     }
 
+    /// Writes 108,900 events without deliveries. An endpoint for submitted transactions has missed the last one only.
+    pub async fn write_events_before_a_missed_one(&self) {
+        self.execute(match &self.database {
+            TestDatabase::Sqlite { .. } => {
+                "INSERT INTO events (id, api_key, transaction_id, position, type, created_at, payload) \
+                 WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 330) \
+                 SELECT 'event' || a.n || '-' || b.n, api_key, randomblob(16), 1, \
+                 CASE WHEN a.n = 330 AND b.n = 330 THEN 'transaction.submitted' ELSE 'transaction.failed' END, \
+                 created_at + a.n * 1000 + b.n, '{}' FROM number AS a, number AS b, webhook_endpoints"
+            }
+            TestDatabase::MySql(_) => {
+                "INSERT INTO events (id, api_key, transaction_id, position, type, created_at, payload) \
+                 WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 330) \
+                 SELECT CONCAT('event', a.n, '-', b.n), api_key, UUID(), 1, \
+                 CASE WHEN a.n = 330 AND b.n = 330 THEN 'transaction.submitted' ELSE 'transaction.failed' END, \
+                 created_at + INTERVAL a.n * 1000 + b.n SECOND, '{}' FROM number AS a, number AS b, webhook_endpoints"
+            }
+        })
+        .await;
+    }
+
     /// A connection to the MySQL database that bypasses the store.
     pub async fn mysql_connection(&self) -> (&Schema, MySqlConnection) {
         let TestDatabase::MySql(schema) = &self.database else { panic!("this is SQLite") };

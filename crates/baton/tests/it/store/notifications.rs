@@ -61,6 +61,8 @@ on_every_database! {
     events_that_no_endpoint_got_are_deleted
     deliveries_are_counted_up_to_a_limit
     a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was
+    what_is_left_is_given_up_when_the_attempt_is_recorded_again
+    a_long_recovery_continues_where_the_last_call_ended
     an_event_whose_process_died_waits_for_an_earlier_one
     an_event_that_is_given_back_waits_for_an_earlier_one
     an_event_that_waits_for_a_delivered_one_is_recovered
@@ -812,6 +814,40 @@ async fn a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was
     let leased = store.lease_deliveries(&places, late, late + MINUTE, Uuid::new_v4()).await.unwrap();
     assert_eq!(leased.len(), 12_100 + 2 - 10_001, "the rest waits until it is enabled");
     assert!(kinds(&leased).contains(&EventType::Failed));
+}
+
+/// The store went away after the commit that disabled the endpoint, so the attempt is recorded again.
+async fn what_is_left_is_given_up_when_the_attempt_is_recorded_again(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    for _ in 0..3 {
+        submitted(fixture).await;
+    }
+    let first = store.lease_deliveries(&[(endpoint.id, 1)], now() + MINUTE, now() + MINUTE * 2, Uuid::new_v4());
+    let first = first.await.unwrap().remove(0);
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned(), failing_since: None };
+    let record = record(&first, DeliveryThen::GivenUp, gone);
+    assert_eq!(store.record_attempt(&record).await.unwrap(), Recorded::AsDecided);
+    // As if the commits after that one had failed. The attempt's own delivery has ended.
+    fixture.execute("UPDATE webhook_deliveries SET due_at = created_at, ended = NULL WHERE attempts = 0").await;
+    assert_eq!(store.endpoint_counts(endpoint.id).await.unwrap().waiting, 2);
+    assert_eq!(store.record_attempt(&record).await.unwrap(), Recorded::Late);
+    let counts = store.endpoint_counts(endpoint.id).await.unwrap();
+    assert_eq!((counts.waiting, counts.given_up), (0, 3));
+}
+
+/// One call looks at 100,000 events.
+async fn a_long_recovery_continues_where_the_last_call_ended(fixture: &StoreFixture) {
+    let (store, start) = (&fixture.notifications, now());
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    fixture.write_events_before_a_missed_one().await;
+    let Requeued { queued, next_since } =
+        store.requeue(endpoint.id, &Requeue::Since(start - MINUTE), now()).await.unwrap();
+    let since = next_since.expect("it has not looked at all events");
+    assert!(queued == 0 && since > start, "{queued} {since}");
+    let rest = store.requeue(endpoint.id, &Requeue::Since(since), now()).await.unwrap();
+    assert_eq!(rest, Requeued { queued: 1, next_since: None });
+    assert_eq!(lease(fixture, &endpoint, now() + MINUTE).await.len(), 1);
 }
 
 /// The second event was in flight when the first was made due again, and its process was killed.
