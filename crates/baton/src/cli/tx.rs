@@ -134,6 +134,11 @@ fn describe_unknown_outcome(row: &Transaction) -> String {
         return format!("at {} since {}: {reason}", claim.relayer, claim.at);
     }
     match &row.binding {
+        // The relayer has reported an end, and the chain does not decide it.
+        Some(binding) if row.relayer_says.is_some() => {
+            let said = row.error_message.as_deref().unwrap_or("the chain has not confirmed what the relayer says");
+            format!("at {} as {}: {said}", binding.relayer, binding.tx_id)
+        }
         Some(binding) => format!("{} no longer knows {}", binding.relayer, binding.tx_id),
         None => String::new(),
     }
