@@ -21,7 +21,7 @@ pub struct RelayConfig {
     pub concurrency: usize,
     /// `CONSUMER_DRAIN_TIMEOUT_MS`: how long a stopping consumer may finish the messages in hand.
     pub drain_timeout: Duration,
-    /// `CONSUMER_DEAD_AFTER_MS`: claims of a consumer without a heartbeat for this long are released.
+    /// `CONSUMER_DEAD_AFTER_MS`: claims of a consumer without a heartbeat for this long are taken over.
     pub consumer_dead_after: Duration,
     /// `MAX_ATTEMPTS`: failed attempts of a transaction before it becomes a dead letter.
     pub attempts_max: u32,

@@ -9,7 +9,7 @@ pub struct Timings {
     pub pending_check: Duration,
     /// How often the heartbeat of a claim's owner is checked.
     pub claim_check: Duration,
-    /// Maximum duration of one submission, from claim to answer.
+    /// Maximum duration of one submission, from connecting to the end of the answer.
     pub submit_timeout: Duration,
     /// Time after the claim within which a submission may begin; later it is not sent at all.
     pub send_window: Duration,

@@ -309,7 +309,7 @@ pub const SECTIONS: &[Section] = &[
                 Millis,
                 "10000",
                 RelayConsumer,
-                "Claims of a consumer without a heartbeat for this long are released",
+                "Claims of a consumer without a heartbeat for this long are taken over",
             )
             .hidden(),
             var(

@@ -51,7 +51,7 @@ pub struct ReconcilerSettings {
     pub dead_letters_every: Duration,
     /// Dead letters whose number has not changed are read again after this time; `None`: by every sweep.
     pub dead_letters_reread_after: Option<Duration>,
-    /// Claims of a consumer without a heartbeat for this long are released.
+    /// Claims of a consumer without a heartbeat for this long are taken over.
     pub consumer_dead_after: Duration,
     /// Largest difference between a relayer's clock and ours.
     pub clock_skew: Duration,
