@@ -145,7 +145,7 @@ impl Problem {
     /// 409: this key already has a call in progress that recovers events; nothing was changed.
     pub fn already_recovering() -> Self {
         let detail =
-            "another call of this API key is recovering events; nothing was changed, send it again when that has ended";
+            "another call of this API key is recovering events; nothing was changed, retry after it has finished";
         Self::new(StatusCode::CONFLICT, "already-recovering", "Events are being recovered", detail)
     }
 
