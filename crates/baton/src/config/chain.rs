@@ -24,9 +24,9 @@ pub struct ChainConfig {
     pub forwarder: Option<ForwarderConfig>,
     /// What a gasless request may ask of the relayers.
     pub gasless: GaslessPolicy,
-    /// `CHAIN_DECIDES`: whether relayers' final reports are held against the chain.
+    /// `CHAIN_DECIDES`: whether relayers' final reports are compared with the chain.
     pub decides: bool,
-    /// `CHAIN_FINALITY_BLOCKS`: blocks on top of one that make it final.
+    /// `CHAIN_FINALITY_BLOCKS`: confirmations after which a block counts as final.
     pub finality_blocks: u64,
     /// `RPC_RATE_PER_SECOND`: maximum calls per second of one consumer; `None`: no limit.
     pub calls_per_second: Option<u32>,
@@ -50,7 +50,7 @@ pub struct ForwarderConfig {
 pub struct GaslessPolicy {
     /// `GASLESS_ALLOW_VALUE`: whether a request may carry a value, which its relayer pays.
     pub allow_value: bool,
-    /// `GASLESS_GAS_MAX`: the most gas that a request may be signed for.
+    /// `GASLESS_GAS_MAX`: maximum gas of a request.
     pub gas_max: u64,
     /// `GASLESS_PREFLIGHT`: try each request with `eth_call` before it is submitted.
     pub preflight: bool,

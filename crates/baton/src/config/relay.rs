@@ -19,7 +19,7 @@ pub struct RelayConfig {
     pub mode: RelayMode,
     /// `CONSUMER_CONCURRENCY`: maximum messages handled at once.
     pub concurrency: usize,
-    /// `CONSUMER_DRAIN_TIMEOUT_MS`: how long a stopping consumer may finish the messages in hand.
+    /// `CONSUMER_DRAIN_TIMEOUT_MS`: maximum time for a stopping consumer to finish messages in progress.
     pub drain_timeout: Duration,
     /// `CONSUMER_DEAD_AFTER_MS`: claims of a consumer without a heartbeat for this long are taken over.
     pub consumer_dead_after: Duration,

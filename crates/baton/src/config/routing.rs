@@ -7,7 +7,7 @@ use alloy_primitives::U256;
 /// The limits that choose, pause and skip relayers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutingSettings {
-    /// Maximum transactions in flight at one relayer; `None`: it follows what the relayer finishes.
+    /// Maximum transactions in flight at one relayer; `None`: adapts to the relayer's completion rate.
     pub in_flight_max: Option<u64>,
     /// Maximum submissions per second to one relayer; `None` means no limit.
     pub rate_per_second: Option<u32>,

@@ -35,7 +35,7 @@ pub struct UsersConfig {
     pub dlq_interval: Duration,
     /// Longest pause between two checks while the database fails.
     pub dlq_pause_max: Duration,
-    /// `CONSUMER_DRAIN_TIMEOUT_MS`: how long a stopping consumer may finish the messages in hand.
+    /// `CONSUMER_DRAIN_TIMEOUT_MS`: maximum time for a stopping consumer to finish messages in progress.
     pub drain_timeout: Duration,
 }
 

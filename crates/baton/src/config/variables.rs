@@ -82,32 +82,32 @@ pub const SECTIONS: &[Section] = &[
                 Count,
                 "2048",
                 All,
-                "Maximum open connections to PORT. When all are in use, the address with the most connections gives one up \
-                 to a further one: the one that has been silent for longest, and none with a request in work. If it has \
-                 none to give up, the further one is refused with 503",
+                "Maximum open connections to PORT. At the limit, a new connection replaces the longest-idle one of the \
+                 address with the most connections, never one with a request in progress, and of an address with as \
+                 many only one idle for a second; if there is none, it gets 503",
             ),
             var(
                 "CONNECTIONS_PER_ADDRESS_MAX",
                 Count,
                 "1024",
                 All,
-                "Maximum open connections to PORT from one address (IPv6: one /64); a further one replaces a silent one of \
-                 that address, or is refused with 503. Behind a \
-                 proxy all clients have its address: set it to CONNECTIONS_MAX and limit them there",
+                "Maximum open connections to PORT from one address (IPv6: one /64). At the limit, a new connection \
+                 replaces an idle one of that address or gets 503. Behind a proxy all clients share one address: set \
+                 it to CONNECTIONS_MAX and limit clients in the proxy",
             ),
             var(
                 "IDLE_TIMEOUT_MS",
                 Millis,
                 "30000",
                 All,
-                "Longest wait for a whole request head, from the connection or the last answer on",
+                "Maximum wait for a complete request head, from connecting or from the last answer",
             ),
             var(
                 "WRITE_TIMEOUT_MS",
                 Millis,
                 "15000",
                 All,
-                "Longest time a client may read nothing of its answer before its connection is reset",
+                "A connection whose client reads none of its answer for this long is reset",
             ),
         ],
     },
@@ -218,8 +218,8 @@ pub const SECTIONS: &[Section] = &[
                 HTTP,
                 "",
                 Relay,
-                "JSON-RPC endpoint of the chain; with it the chain, not a relayer, decides what became of a transaction. \
-                 Several, separated by commas, replace each other",
+                "JSON-RPC endpoint of the chain; with it the chain, not a relayer, decides the outcome of a \
+                 transaction. Several URLs, separated by commas: Baton switches to the next when one fails",
             )
             .secret(),
             var(
@@ -227,7 +227,7 @@ pub const SECTIONS: &[Section] = &[
                 Flag,
                 "true",
                 Relay,
-                "With RPC_URL: hold relayers' final reports against the chain; `false`: believe them",
+                "With RPC_URL: compare relayers' final reports with the chain; `false`: believe them",
             )
             .hidden(),
             var(
@@ -235,7 +235,7 @@ pub const SECTIONS: &[Section] = &[
                 Number,
                 "12",
                 RelayConsumer,
-                "Blocks on top of a block after which it cannot change any more",
+                "Confirmations after which a block counts as final",
             ),
             var(
                 "RPC_RATE_PER_SECOND",
@@ -275,7 +275,7 @@ pub const SECTIONS: &[Section] = &[
                 Relay,
                 "Accept gasless requests with a value above 0, which the relayer pays",
             ),
-            var("GASLESS_GAS_MAX", Count, "2000000", Relay, "The most gas that a gasless request may be signed for"),
+            var("GASLESS_GAS_MAX", Count, "2000000", Relay, "Maximum gas of a gasless request"),
             var(
                 "GASLESS_PREFLIGHT",
                 Flag,
@@ -302,7 +302,7 @@ pub const SECTIONS: &[Section] = &[
                 Millis,
                 "120000",
                 Consumers,
-                "How long a stopping consumer may finish the messages in hand",
+                "Maximum time for a stopping consumer to finish messages in progress",
             ),
             var(
                 "CONSUMER_DEAD_AFTER_MS",
@@ -373,7 +373,8 @@ pub const SECTIONS: &[Section] = &[
                 Count,
                 "",
                 Relay,
-                "Maximum transactions in flight at one relayer; unset: it follows what the relayer finishes, up to 5000",
+                "Maximum transactions in flight at one relayer; unset: adapts to the relayer's completion rate, up to \
+                 5000",
             ),
             var(
                 "RELAYER_RATE_PER_SECOND",
@@ -402,7 +403,8 @@ pub const SECTIONS: &[Section] = &[
                 Millis,
                 "30000",
                 Relay,
-                "How long a relayer may work on a request after we stop waiting; at least its REQUEST_TIMEOUT_SECONDS",
+                "How long a relayer may keep processing a request after Baton stops waiting; at least the relayer's \
+                 REQUEST_TIMEOUT_SECONDS",
             ),
             var(
                 "RELAYER_RETENTION_MS",
@@ -465,7 +467,8 @@ pub const SECTIONS: &[Section] = &[
                 Millis,
                 "300000",
                 RelayConsumer,
-                "Age of a claim from which an absence that the relayer's list does not prove counts, if the chain shows nothing",
+                "Minimum age of a claim before an absence not proven by the relayer's list counts, given that the \
+                 chain shows nothing",
             )
             .hidden(),
             var(
@@ -503,7 +506,7 @@ pub const SECTIONS: &[Section] = &[
                 Text,
                 "",
                 Notifiers,
-                "Signs what CLIENT_WEBHOOK_URL gets: whsec_ and the base64 of 24 to 64 bytes",
+                "Signing secret of CLIENT_WEBHOOK_URL: whsec_ followed by the base64 of 24 to 64 bytes",
             )
             .secret(),
             var(
