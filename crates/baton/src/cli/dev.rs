@@ -31,14 +31,14 @@ pub struct DevArgs {
     /// Where to keep the data
     #[arg(long, value_name = "DIR", default_value = "./.baton")]
     data_dir: PathBuf,
-    /// First port of the development relayers (they take three in a row)
+    /// First of three consecutive ports for the development relayers
     // Fixed, because Baton identifies a relayer by its URL: claims of the last run must find it again.
     #[arg(long, value_name = "PORT", default_value_t = 3081, value_parser = first_port())]
     relayer_port: u16,
     /// Use the databases, queues and cache that the environment names (DATABASE_URL and others)
     #[arg(long)]
     external: bool,
-    /// Also answer requests for this host name; others than localhost are refused
+    /// Also accept requests for this host name, not only for localhost
     // A web page can point a name of its own at 127.0.0.1 and call the API from the user's browser, with the known key.
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
@@ -54,10 +54,11 @@ fn first_port() -> clap::builder::RangedI64ValueParser<u16> {
 /// The chain for which development relayers sign, if any.
 #[derive(Args)]
 pub struct ChainArgs {
-    /// A chain's JSON-RPC: the development relayers then really sign and send
+    /// JSON-RPC URL of a chain; the development relayers then sign and send real transactions
     #[arg(long, value_name = "URL")]
     rpc: Option<Url>,
-    /// Their private keys, three separated by commas; by default well-known ones, for local chains only
+    /// Private keys of the three development relayers, separated by commas; default: well-known keys, accepted on local
+    /// chains only
     // Also from the environment, because every user of the machine can read a command line.
     #[arg(long = "key", value_name = "KEYS", env = "BATON_DEV_KEYS", hide_env_values = true, value_delimiter = ',')]
     keys: Vec<String>,
@@ -74,7 +75,7 @@ impl ChainArgs {
         for (index, key) in keys.iter().enumerate() {
             // The key itself must not appear in a message.
             let key = Key::from_str(key.trim())
-                .map_err(|_| anyhow::anyhow!("key {} of --key is no private key (0x and 64 digits)", index + 1))?;
+                .map_err(|_| anyhow::anyhow!("key {} of --key is not a private key (0x and 64 digits)", index + 1))?;
             let known = options.iter().flatten().any(|other| other.key.address() == key.address());
             anyhow::ensure!(
                 !known,
@@ -97,7 +98,7 @@ const WELL_KNOWN_KEYS: [&str; 3] = [
 /// The arguments of `dev-relayers`.
 #[derive(Args)]
 pub struct RelayerArgs {
-    /// First port (they take three in a row)
+    /// First of three consecutive ports
     #[arg(long, default_value_t = 3081, value_parser = first_port())]
     port: u16,
     /// Where to send webhooks

@@ -35,17 +35,17 @@ pub enum LaneName {
 /// What to do with dead letters.
 #[derive(Subcommand)]
 pub enum DlqCommand {
-    /// List them, oldest first
+    /// List dead letters, oldest first
     List {
         #[command(flatten)]
         which: Which,
     },
-    /// Show one in full, with its body
+    /// Show one dead letter in full, with its body
     Show {
         /// Message id, transaction id or user id
         id: String,
     },
-    /// Replay them: the only way to another attempt
+    /// Queue the selected dead letters again
     Replay {
         #[command(flatten)]
         which: Which,
@@ -59,7 +59,7 @@ pub enum DlqCommand {
         #[arg(long, value_name = "N")]
         rate: Option<u32>,
     },
-    /// Drop them for good; a dropped transaction stays failed
+    /// Delete the selected dead letters; their transactions stay failed
     Drop {
         #[command(flatten)]
         which: Which,
@@ -77,7 +77,7 @@ pub enum DlqCommand {
 pub struct Which {
     /// Message ids, transaction ids or user ids
     ids: Vec<String>,
-    /// Only those whose reason contains this text
+    /// Only dead letters whose reason contains TEXT
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
     /// Maximum number of dead letters
@@ -93,7 +93,10 @@ impl Which {
     /// An effect on every dead letter needs `--all`: without any condition it is more likely a slip.
     fn limited_or(self, all: bool) -> anyhow::Result<Selection> {
         let limited = !self.ids.is_empty() || self.reason.is_some() || self.max.is_some();
-        anyhow::ensure!(all || limited, "name ids, a --reason or --max, or say --all");
+        anyhow::ensure!(
+            all || limited,
+            "nothing selected: give ids, --reason or --max, or --all for every dead letter"
+        );
         Ok(self.selection())
     }
 }
@@ -196,9 +199,9 @@ async fn replay(lane: &dyn DeadLetterLane, entries: &[DeadLetterEntry], rate: Op
         }
     }
     if leftover > 0 {
-        say!("{leftover} had been replayed before; their leftover copies were dropped");
+        say!("{leftover} were replayed before; removed their leftover copies");
     }
-    say!("{queued} replayed, {refused} not");
+    say!("{queued} replayed, {refused} refused");
     Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 use self::output::{OutputError, complain};
 use crate::config::{Config, ConfigError, Service, render};
 
-/// Accepts transactions and users over HTTP, answers at once, and executes each one once
+/// Durable front end for OpenZeppelin Relayers: stores a transaction before answering, then submits it at most once. Also
+/// enrols users into a database in batches
 #[derive(Parser)]
 #[command(name = "baton", version, max_term_width = 100)]
 #[command(after_help = "Configuration comes from the environment: `baton serve --help` lists the variables, as does\n\
@@ -141,7 +142,7 @@ pub fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
         tracing::info!(
             action = "stopping",
-            "stopping: finishing work in hand (send the signal again to stop immediately)"
+            "stopping: finishing work in progress (send the signal again to stop immediately)"
         );
         cancel.cancel();
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }

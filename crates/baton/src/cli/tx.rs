@@ -34,7 +34,7 @@ pub enum TxCommand {
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
     },
-    /// List transactions with an unknown outcome
+    /// List transactions whose outcome is unknown or whose relayer has forgotten them
     Unknown,
     /// Resolve an unknown outcome by hand, after checking the relayer and the chain
     #[command(group = clap::ArgGroup::new("how").required(true))]
@@ -85,7 +85,7 @@ async fn run_on(guarded: &GuardedStore, command: TxCommand) -> anyhow::Result<Ex
                     None => break,
                 }
             }
-            say!("{count} with unknown outcome");
+            say!("{count} transactions with unknown outcome");
             Ok(ExitCode::SUCCESS)
         }
         TxCommand::Resolve { id, resend, .. } => resolve(guarded, id, resend).await,

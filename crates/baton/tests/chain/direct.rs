@@ -132,7 +132,7 @@ async fn invalid_keys_are_rejected_at_start_and_never_printed() {
     for (keys, problem) in [
         (secret.to_owned(), "3 keys"),
         (format!("{secret},{secret},{secret}"), "twice"),
-        (format!("{secret},nonsense,{secret}"), "no private key"),
+        (format!("{secret},nonsense,{secret}"), "not a private key"),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let mut dev = baton()

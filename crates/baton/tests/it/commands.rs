@@ -32,7 +32,7 @@ async fn a_refused_transaction_is_a_dead_letter_at_once_and_is_confirmed_after_a
         relayer.set_faults(Faults::default());
     }
     let (code, output) = relay.command(["dlq", "replay", "--all"]).await;
-    assert!(code == 0 && output.contains("1 replayed, 0 not"), "{output}");
+    assert!(code == 0 && output.contains("1 replayed, 0 refused"), "{output}");
     relay.until_status(&id, "confirmed").await;
     let (_, output) = relay.command(["dlq", "replay", "--all"]).await;
     assert!(output.contains("0 replayed"), "{output}");

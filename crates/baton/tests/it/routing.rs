@@ -84,7 +84,7 @@ async fn a_relayer_that_answers_500_is_avoided_and_its_unknown_outcomes_are_sett
     }
     assert_eq!(relay.count("failed").await, 0);
     let (_, listed) = relay.command(["tx", "unknown"]).await;
-    assert!(listed.contains(&format!("{} with unknown outcome", unknown.len())), "{listed}");
+    assert!(listed.contains(&format!("{} transactions with unknown outcome", unknown.len())), "{listed}");
 
     // An operator resolves one while the relayer is still failing …
     let id = unknown[0]["transactionId"].as_str().unwrap();

@@ -108,7 +108,7 @@ async fn an_invalid_message_is_a_dead_letter_and_then_quarantined() {
     assert!(shown.contains("0 dead letters"), "{shown}");
     // Replayed, it is handled again: still refused, it returns to the quarantine.
     let (code, said) = fixture.command(&["dlq", "replay", "--lane", "users", "--all", "--rate", "10"]).await;
-    assert!(code == 0 && said.contains("1 replayed, 0 not"), "{said}");
+    assert!(code == 0 && said.contains("1 replayed, 0 refused"), "{said}");
     eventually(SOON, "it to be refused again", || async {
         (fixture.metric(&base, "baton_users_dead_letters_total", "quarantined").await == 2.0).then_some(())
     })

@@ -127,7 +127,7 @@ async fn relayer_forgot() {
     .await;
     let unknown: Vec<String> = unknown;
     let (_, listed) = relay.command(["tx", "unknown"]).await;
-    assert!(listed.contains(&format!("{} with unknown outcome", unknown.len())), "{listed}");
+    assert!(listed.contains(&format!("{} transactions with unknown outcome", unknown.len())), "{listed}");
 
     // The operator checks the chain: fails the transactions that are there, and resends the others.
     let on_chain = |serial: usize| {
