@@ -178,10 +178,10 @@ impl Problem {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
     }
 
-    /// 429: the id is not in the store, and the relayers were asked about too many such ids.
+    /// 429: the id is not in the store, and the limit of relayer lookups for unknown ids is reached.
     pub fn too_many_lookups() -> Self {
         let detail =
-            "the id is not one of this service's, and the relayers were asked about too many such ids; ask again";
+            "the id is not in the store, and the limit of relayer lookups for unknown ids is reached; retry later";
         let title = "Too many lookups of unknown ids";
         let mut problem = Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-lookups", title, detail);
         problem.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));

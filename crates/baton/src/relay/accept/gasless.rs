@@ -109,10 +109,10 @@ impl Gasless {
         }
         let wanted = gap.unwrap_or(next);
         let from = request.from;
-        let waiting = if next > count { " (with what waits here)" } else { "" };
+        let waiting = if next > count { " (counting transactions that wait in Baton)" } else { "" };
         let differs =
             format!("is {}, but the next nonce of {from} at the forwarder is {wanted}{waiting}", request.nonce);
-        let rule = format!("{differs}: sign again with that one");
+        let rule = format!("{differs}; sign again with nonce {wanted}");
         let holder = match u64::try_from(request.nonce) {
             Ok(nonce) if request.nonce < next => {
                 in_time(&self.guarded.clock, deadline, self.guarded.store.nonce_holder(signer, nonce)).await?
@@ -198,8 +198,8 @@ impl Gasless {
         debug!(action = "signer_differs", "{from} is not known to be a contract");
         let ForwarderConfig { address, name, chain_id, .. } = &self.forwarder;
         Problem::bad_signature(format!(
-            "signature: it is {signer}'s and not {from}'s; sign exactly these fields, with from's key, for the EIP-712 \
-             domain name {name:?}, version {DOMAIN_VERSION:?}, chainId {chain_id}, verifyingContract {address}"
+            "signature: recovers to {signer}, not {from}; sign exactly these fields with the key of `from`, for the \
+             EIP-712 domain name {name:?}, version {DOMAIN_VERSION:?}, chainId {chain_id}, verifyingContract {address}"
         ))
     }
 }
@@ -207,7 +207,7 @@ impl Gasless {
 /// 400: the same request was executed and failed.
 fn failed_before(id: Option<TransactionId>) -> Problem {
     let by = id.map(|id| format!(" as transaction {id}")).unwrap_or_default();
-    let rule = format!("was sent to the chain{by} and failed there; it is not taken again: sign another one");
+    let rule = format!("was executed{by} and failed on the chain; Baton does not accept it again: sign a new request");
     let mut problem = invalid("request", &rule);
     problem.more.extend(id.map(|id| ("transactionId", json!(id.to_string()))));
     problem

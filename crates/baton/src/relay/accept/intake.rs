@@ -202,7 +202,7 @@ impl TransactionIntake {
         }
     }
 
-    /// The transaction of the first request under a key, marked so that it cannot be taken back any more: over two systems
+    /// The transaction of the first request under a key, marked so that it can no longer be withdrawn: over two systems
     /// the first request may still be running, and may yet find that the queue does not take its message.
     async fn earlier_transaction(&self, first: TransactionId) -> Result<Transaction, TransactionIntakeError> {
         // The transaction exists, since its key does; only its status cannot be read now.
@@ -218,14 +218,14 @@ impl TransactionIntake {
         }
     }
 
-    /// Queues the message of a stored row, or takes the row back.
+    /// Queues the message of a stored row, or withdraws the row.
     async fn queue(
         &self,
         id: TransactionId,
         message: pipeline::Outgoing,
         deadline: Instant,
     ) -> Result<(), TransactionIntakeError> {
-        // A third of the time is reserved for taking the row back.
+        // A third of the time is reserved for withdrawing the row.
         let send_until = deadline - self.timeout / 3;
         let sent = match self
             .guarded

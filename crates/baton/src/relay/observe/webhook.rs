@@ -77,7 +77,7 @@ async fn accept(state: &WebhookState, request: Request) -> Result<(Json<Value>, 
             let Received { id, result } =
                 receive_report(&state.guarded, &report).await.map_err(|failure| store_problem(&failure))?;
             let Some(id) = id else {
-                return Err(Problem::not_found("no transaction of ours has this relayer id"));
+                return Err(Problem::not_found("no transaction has this relayer id"));
             };
             Ok((Json(json!({ "received": true, "transactionId": id.to_string() })), result))
         }

@@ -127,7 +127,8 @@ impl GaslessRequest {
                 "its last byte (v) is {v}, and the forwarder accepts 27 and 28 only; if your library writes 0 or 1, add 27"
             ));
         }
-        let signature = Signature::from_raw(&self.signature).map_err(|error| format!("it is none: {error}"))?;
+        let signature =
+            Signature::from_raw(&self.signature).map_err(|error| format!("is not a valid signature: {error}"))?;
         if signature.normalize_s().is_some() {
             return Err(
                 "it is malleable: its s is in the upper half of the curve's order, which the forwarder refuses; \
@@ -151,7 +152,8 @@ impl GaslessRequest {
 
     /// What is stored, for this forwarder. The error is the rule that `request.gas` breaks.
     pub fn forward(self, forwarder: &ForwarderConfig) -> Result<Forward, String> {
-        let gas_limit = self.gas_limit(forwarder.gas_overhead).ok_or("is more than any block has; sign for less")?;
+        let gas_limit =
+            self.gas_limit(forwarder.gas_overhead).ok_or("exceeds any block's gas limit; sign for less gas")?;
         Ok(Forward { gasless: self, forwarder: forwarder.address, gas_limit })
     }
 

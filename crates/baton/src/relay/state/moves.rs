@@ -280,13 +280,15 @@ impl Transaction {
         }
     }
 
-    /// Takes back an accept whose message did not reach the queue, unless the row has moved since: then it is under way,
-    /// or a duplicate request was answered with it. Only after this move may the API answer 503: a message that arrives
-    /// after all finds a failed row.
+    /// Withdraws an accept whose message did not reach the queue, unless the row has moved since: then a consumer or
+    /// relayer already has it, or a duplicate request was answered with it. Only after this move may the API answer 503:
+    /// a message that arrives after all finds a failed row.
     pub fn not_queued(&self, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;
         if !self.is_untouched() || self.imported {
-            return Err(Refused::NotPossible("it is under way, or a duplicate request was answered with it"));
+            return Err(Refused::NotPossible(
+                "a consumer or relayer already has it, or a duplicate request was answered with it",
+            ));
         }
         Ok(failed(self.next(now), FailedBy::Intake, "queue unavailable"))
     }
@@ -295,7 +297,7 @@ impl Transaction {
     /// it. If its message does not arrive, the reconciler queues it.
     pub fn make_irrevocable(&self, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
         if !self.is_untouched() {
-            return Err(Refused::NotPossible("it can no longer be taken back"));
+            return Err(Refused::NotPossible("it can no longer be withdrawn"));
         }
         self.check_later(now + timings.message_check(), now)
     }
@@ -322,7 +324,7 @@ impl Transaction {
     /// Defers a transaction whose message waits in the queue, so that the reconciler does not queue it again so soon.
     pub fn defer(&self, reason: &str, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
         if self.claim.is_some() || self.binding.is_some() {
-            return Err(Refused::NotPossible("it is under way"));
+            return Err(Refused::NotPossible("a consumer or relayer already has it"));
         }
         let mut moved = self.check_later(now + timings.pending_check, now)?;
         moved.steps.push(Step::new("waiting", reason));
@@ -333,7 +335,7 @@ impl Transaction {
     pub fn exhausted(&self, attempts_max: u32, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
         self.not_final()?;
         if self.claim.is_some() || self.binding.is_some() {
-            return Err(Refused::NotPossible("it is under way"));
+            return Err(Refused::NotPossible("a consumer or relayer already has it"));
         }
         if self.attempts < attempts_max {
             return Err(Refused::NotPossible("it has attempts left"));

@@ -11,7 +11,9 @@ impl Transaction {
         match (self.status, self.failed_by) {
             (Status::Failed, Some(FailedBy::Consumer)) if self.binding.is_none() => {}
             (Status::Failed, _) => {
-                return Err(Refused::NotPossible("only what failed before a relayer took it can be replayed"));
+                return Err(Refused::NotPossible(
+                    "only a transaction that failed before a relayer accepted it can be replayed",
+                ));
             }
             _ => return Err(Refused::NotPossible("only a failed transaction can be replayed")),
         }
@@ -64,7 +66,7 @@ impl Transaction {
             return Ok(());
         }
         Err(Refused::NotPossible(
-            "its outcome is not unknown: it is waiting, being sent right now, or known to its relayer",
+            "its outcome is known: the transaction is waiting, being sent, or held by its relayer",
         ))
     }
 }

@@ -108,7 +108,7 @@ async fn a_request_that_failed_on_the_chain_is_not_taken_again() {
     for (id, request) in &failed {
         let (code, answer) = relay.post("gasless", &gasless.signed(request)).await;
         assert_eq!((code, &answer["errors"][0]["field"]), (400, &json!("request")), "{answer}");
-        assert!(answer["detail"].as_str().unwrap().contains("failed there"), "{id}: {answer}");
+        assert!(answer["detail"].as_str().unwrap().contains("failed on the chain"), "{id}: {answer}");
     }
     assert_eq!(relay.mined().await, mined, "no gas was spent again");
     let id = send(&relay, &gasless.signed(&gasless.transfer(1, 0).await)).await;
