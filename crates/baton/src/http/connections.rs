@@ -80,10 +80,7 @@ pub async fn serve(listener: TcpListener, routes: Router, limits: ConnectionLimi
             Err(failure) => {
                 counter!("baton_connections_refused_total", "reason" => "accept").increment(1);
                 if !failing {
-                    warn!(
-                        action = "accept_failed",
-                        "no connection can be accepted, tried again until it can: {failure}"
-                    );
+                    warn!(action = "accept_failed", "cannot accept connections; retrying: {failure}");
                     failing = true;
                 }
                 tokio::select! {
@@ -100,7 +97,11 @@ pub async fn serve(listener: TcpListener, routes: Router, limits: ConnectionLimi
             counter!("baton_connections_refused_total", "reason" => "cap").increment(1);
             if refusals_logged.is_none_or(|last| last.elapsed() >= REFUSALS_LOGGED_EVERY) {
                 let caps = "CONNECTIONS_PER_ADDRESS_MAX or CONNECTIONS_MAX";
-                warn!(action = "connection_refused", "{} finds all connections in use ({caps})", peer.ip());
+                warn!(
+                    action = "connection_refused",
+                    "refused a connection from {}: {caps} reached and no connection can be replaced",
+                    peer.ip()
+                );
                 refusals_logged = Some(Instant::now());
             }
             refuse(&stream);

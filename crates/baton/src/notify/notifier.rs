@@ -110,7 +110,10 @@ impl Notifier {
                 // Another process changed it meanwhile.
                 Ok(false) => continue,
                 Err(failure) => {
-                    warn!(action = "environment_endpoint", "CLIENT_WEBHOOK_URL is not in force yet: {failure}")
+                    warn!(
+                        action = "environment_endpoint",
+                        "cannot store the CLIENT_WEBHOOK_URL endpoint; retrying: {failure}"
+                    )
                 }
             }
             tokio::select! {

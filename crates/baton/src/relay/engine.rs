@@ -237,10 +237,15 @@ fn report(event: ClockEvent) {
         ClockEvent::Steady => {}
         ClockEvent::SetBack(by) => warn!(
             action = "clock_set_back",
-            "the database server's clock was set back by {by:?}; Baton's clock goes on, ahead of it"
+            "the database server's clock was set back by {} ms; Baton's clock stays ahead of it",
+            by.as_millis()
         ),
         ClockEvent::JumpedAhead(by) => {
-            warn!(action = "clock_jumped", "the database server's clock jumped ahead by {by:?}; open waits start over");
+            let ms = by.as_millis();
+            warn!(
+                action = "clock_jumped",
+                "the database server's clock jumped ahead by {ms} ms; running waits restart"
+            );
         }
         ClockEvent::Unobserved => info!(action = "clock_unobserved", "no process has recorded the time for a while"),
     }

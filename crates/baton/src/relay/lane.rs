@@ -249,15 +249,15 @@ impl RelayLane {
         let Some((reader, config)) = reader.zip(self.config.chain.as_ref()) else {
             return warn!(
                 action = "no_chain",
-                "RPC_URL is not set, so relayers are believed: a transaction that a relayer signed and calls failed may \
-                 have been executed. Set RPC_URL (`baton dev`: --rpc), and the chain decides"
+                "RPC_URL is not set: Baton trusts the relayers' final status, so a transaction reported failed after \
+                 signing may have been executed. Set RPC_URL (`baton dev`: --rpc) to verify it on the chain"
             );
         };
         if !config.decides {
             warn!(
                 action = "no_chain",
-                "CHAIN_DECIDES is false, so relayers are believed although RPC_URL is set: a transaction that a relayer \
-                 signed and calls failed may have been executed"
+                "CHAIN_DECIDES is false: Baton trusts the relayers' final status although RPC_URL is set, so a \
+                 transaction reported failed after signing may have been executed"
             );
         }
         self.probe_node(&reader, &shutdown).await;
@@ -269,7 +269,9 @@ impl RelayLane {
         let mut warned = false;
         loop {
             match reader.probe().await {
-                Ok(true) => return info!(action = "chain_ready", "the node at RPC_URL gives what is needed"),
+                Ok(true) => {
+                    return info!(action = "chain_ready", "the node at RPC_URL supports everything Baton needs");
+                }
                 Ok(false) => {
                     return info!(
                         action = "chain_ready",
@@ -279,7 +281,7 @@ impl RelayLane {
                 Err(error) if !warned => {
                     let why = crate::errors::chain(&error);
                     warn!(
-                        action = "chain_unfit",
+                        action = "chain_incompatible",
                         "the node at RPC_URL does not answer as needed, so no signed transaction becomes final: {why}"
                     );
                     warned = true;

@@ -133,7 +133,7 @@ async fn killed_between_the_claim_and_the_submission() {
     let id = misled.relay.send(&serial_body(32)).await;
     misled.until_timeline(&id, "claimed").await;
     eventually(SOON, "the write to be refused", || async {
-        misled.relay.api.output().contains("store_away").then_some(())
+        misled.relay.api.output().contains("store_unavailable").then_some(())
     })
     .await;
     misled.relay.api.kill9().await.unwrap();

@@ -29,10 +29,10 @@ async fn a_node_that_lacks_a_method_is_reported_until_it_has_it() {
     let rpc = RpcProxy::start(&Chain::shared()).await;
     rpc.set_rule(|method, _| (method == COUNT).then_some(NodeFault::Error(-32_601, "no such method")));
     let misled = Misled::with(Some(rpc.url().to_owned()), |setup| setup).await;
-    until_logged(&misled, "chain_unfit", "no such method").await;
+    until_logged(&misled, "chain_incompatible", "no such method").await;
     assert!(!misled.relay.api.output().contains("chain_ready"));
     rpc.set_rule(|_, _| None);
-    until_logged(&misled, "chain_ready", "gives what is needed").await;
+    until_logged(&misled, "chain_ready", "supports everything Baton needs").await;
 }
 
 /// As geth answers for blocks whose state it has dropped.

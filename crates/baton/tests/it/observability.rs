@@ -51,7 +51,7 @@ async fn the_log_names_the_engines_and_an_outage_of_redis_once() {
     }
     let output = relay.api.output();
     let count = |text: &str| output.lines().filter(|line| line.contains(text)).count();
-    assert_eq!(count("redis_away"), 1, "{output}");
+    assert_eq!(count("redis_unavailable"), 1, "{output}");
     assert_eq!(count("\"engines\""), 2, "one for each lane: {output}");
     assert!(output.contains("baton.db") && output.contains("users.db"), "{output}");
     assert!(output.contains(&format!("Redis, redis://127.0.0.1:{closed}")) && !output.contains("s3cret"), "{output}");

@@ -50,7 +50,9 @@ async fn redis_behind_tls_is_used_if_its_authority_is_trusted() {
     relay.until_status(&id, "confirmed").await;
 
     let relay = relay_trusting(&theirs.certificate(), port).await;
-    eventually(SOON, "the outage in the log", || async { relay.api.output().contains("redis_away").then_some(()) })
-        .await;
+    eventually(SOON, "the outage in the log", || async {
+        relay.api.output().contains("redis_unavailable").then_some(())
+    })
+    .await;
     assert_eq!(cache(&relay).await, "unavailable", "{}", redis.output());
 }

@@ -82,8 +82,8 @@ impl Blocks {
                 self.unknown.add(row.id, clock.instant());
                 None
             }
-            Err(trouble) => {
-                self.gave_no_answer(&trouble);
+            Err(failure) => {
+                self.gave_no_answer(&failure);
                 None
             }
         }
@@ -104,16 +104,16 @@ impl Blocks {
     fn answered(&self, result: &'static str) {
         counter!("baton_blocks_total", "result" => result).increment(1);
         if self.pause().end() {
-            info!(action = "block_found", "the chain answers again");
+            info!(action = "chain_recovered", "the chain answers again");
         }
     }
 
-    fn gave_no_answer(&self, trouble: &Trouble) {
+    fn gave_no_answer(&self, failure: &Trouble) {
         counter!("baton_blocks_total", "result" => "failed").increment(1);
         if self.pause().begin(self.guarded.clock.instant()) {
-            warn!(action = "block_not_found", "a status is shown without its block: {trouble}");
+            warn!(action = "chain_unavailable", "the chain lookup failed; statuses omit the block number: {failure}");
         } else {
-            debug!(action = "block_not_found", "still no block: {trouble}");
+            debug!(action = "chain_unavailable", "the chain lookup failed again: {failure}");
         }
     }
 

@@ -117,7 +117,7 @@ impl StatusLookup {
             match client.transaction(tx_id, self.timeout).await {
                 Ok(found) => found.map(|report| (client.url().clone(), report)),
                 Err(failure) => {
-                    debug!(relayer = %client.url(), "the relayer was not asked for a status: {}", describe(&failure));
+                    debug!(relayer = %client.url(), "asking the relayer for a status failed: {}", describe(&failure));
                     None
                 }
             }

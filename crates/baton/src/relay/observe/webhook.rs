@@ -82,7 +82,7 @@ async fn accept(state: &WebhookState, request: Request) -> Result<(Json<Value>, 
             Ok((Json(json!({ "received": true, "transactionId": id.to_string() })), result))
         }
         Some(Webhook::Other(kind)) => {
-            info!(action = "relayer_event", kind, "a relayer reports on itself");
+            info!(action = "relayer_event", kind, "received a relayer event that is not about a transaction");
             Ok((Json(json!({ "received": true })), "other"))
         }
         None => Err(Problem::bad_request("the body is neither a transaction update nor a relayer event")),

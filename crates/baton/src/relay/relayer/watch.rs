@@ -104,7 +104,7 @@ impl Pool {
                 self.count_failure(index);
                 self.router().not_listed_because(index, public_reason(&error));
                 if self.router().not_listed(index, error.is_only_slow()) {
-                    warn!(action = "relayer_unwell", relayer = %client.url(), "the relayer's health check failed: {}", describe(&error));
+                    warn!(action = "relayer_health_failed", relayer = %client.url(), "the relayer's health check failed: {}", describe(&error));
                 }
             }
         }
@@ -137,7 +137,7 @@ impl Pool {
             Err(error) => {
                 self.count_failure(index);
                 if self.router().not_reported(index, error.is_only_slow()) {
-                    warn!(action = "relayer_unwell", relayer = %client.url(), "reading the relayer's status failed: {}", describe(&error));
+                    warn!(action = "relayer_health_failed", relayer = %client.url(), "reading the relayer's status failed: {}", describe(&error));
                 }
             }
         }
@@ -283,17 +283,19 @@ impl Pool {
             Some(cause) if !before.jammed => {
                 warn!(
                     action = "relayer_jammed", relayer = %relayer, missing_nonce = missing,
-                    "it gets no new work, because {cause}"
+                    "relayer {relayer} gets no new work: {cause}"
                 );
             }
-            None if before.jammed => info!(action = "relayer_unjammed", relayer = %relayer, "it makes progress again"),
+            None if before.jammed => {
+                info!(action = "relayer_unjammed", relayer = %relayer, "relayer {relayer} makes progress again");
+            }
             _ => {}
         }
         before.jammed = view.jam.is_some();
         if let Some(wrong) = &view.wrong_network
             && !before.wrong_network
         {
-            error!(action = "relayer_wrong_network", relayer = %relayer, "it gets no work: {wrong}");
+            error!(action = "relayer_wrong_network", relayer = %relayer, "relayer {relayer} gets no work: {wrong}");
         }
         before.wrong_network = view.skipped == Some(Reason::WrongNetwork);
         if let Some(other) = &view.shares_key_with
@@ -301,7 +303,7 @@ impl Pool {
         {
             error!(
                 action = "relayer_shared_key", relayer = %relayer,
-                "the relayer gets no work: it signs with the same key as {other}"
+                "relayer {relayer} gets no work: it signs with the same key as {other}"
             );
         }
         before.shared_key = view.shares_key_with.is_some();

@@ -84,7 +84,7 @@ impl Handler for Consumer {
         let outcome = match self.process(id, message.receives).await {
             Ok(outcome) => outcome,
             Err(failure) => {
-                warn!(transactionId = %id, messageId = %message.id, action = "store_away", "{failure}");
+                warn!(transactionId = %id, messageId = %message.id, action = "store_unavailable", "cannot process the message; retrying: {failure}");
                 Outcome::Retry { after: WAIT, reason: failure.to_string() }
             }
         };
@@ -458,7 +458,7 @@ impl Consumer {
                         self.guarded.apply(id, &report, Origin::Follow).await?;
                     }
                     Ok(None) => return Ok(Outcome::Done),
-                    Err(failure) => debug!(transactionId = %id, "the relayer was not asked: {}", describe(&failure)),
+                    Err(failure) => debug!(transactionId = %id, "asking the relayer failed: {}", describe(&failure)),
                 }
             }
             tokio::select! {

@@ -129,7 +129,7 @@ impl NonceOrder {
                 }
                 Ok(None) => {}
                 Err(failure) => {
-                    debug!(transactionId = %previous.id, "its relayer was not asked for the nonce: {}", describe(&failure))
+                    debug!(transactionId = %previous.id, "asking its relayer for the nonce failed: {}", describe(&failure))
                 }
             }
         }

@@ -157,7 +157,7 @@ impl Redis {
 
     async fn get(&self, id: TransactionId) -> Option<Value> {
         if self.is_left_alone() {
-            counter!("baton_cache_total", "tier" => "redis", "result" => "away").increment(1);
+            counter!("baton_cache_total", "tier" => "redis", "result" => "skipped").increment(1);
             return None;
         }
         let mut connection = self.connection.clone();
@@ -211,14 +211,14 @@ fn note<T>(left_alone_until: &Mutex<Option<Instant>>, said: Result<T, redis::Red
     match said {
         Ok(value) => {
             if until.take().is_some() {
-                info!(action = "redis_back", "Redis answers again");
+                info!(action = "redis_recovered", "Redis answers again");
             }
             Some(value)
         }
         Err(failure) => {
             counter!("baton_cache_total", "tier" => "redis", "result" => "failed").increment(1);
             if until.is_none() {
-                warn!(action = "redis_away", "Redis is away, the database answers instead: {failure}");
+                warn!(action = "redis_unavailable", "Redis is unavailable, the database answers instead: {failure}");
             }
             *until = Some(Instant::now() + REDIS_PAUSE);
             None

@@ -189,7 +189,7 @@ impl GuardedStore {
         if saved != Saved::Stale && moved.transaction.unblocks_next_nonce(before) {
             // The caller may hold up an answer, so this is short; unwoken, the next transaction looks again by itself.
             if self.clock.timeout(WAKE_TIMEOUT, self.wake_next(&moved.transaction)).await.is_err() {
-                tracing::debug!(transactionId = %moved.transaction.id, action = "next_not_woken", "no answer in time");
+                tracing::debug!(transactionId = %moved.transaction.id, action = "successor_not_queued", "cannot queue the signer's next transaction: no answer in time");
             }
         }
         Ok(saved)
@@ -209,7 +209,9 @@ impl GuardedStore {
                 self.publish_again(&next, Duration::ZERO).await;
             }
             Ok(_) => {}
-            Err(failure) => warn!(transactionId = %row.id, action = "next_not_woken", "{failure}"),
+            Err(failure) => {
+                warn!(transactionId = %row.id, action = "successor_not_queued", "cannot queue the signer's next transaction: {failure}");
+            }
         }
     }
 
@@ -293,7 +295,7 @@ impl GuardedStore {
         let sent = self.queue.send(std::slice::from_ref(&message)).await;
         let failure = sent.into_iter().find_map(Result::err);
         if let Some(failure) = &failure {
-            warn!(transactionId = %row.id, action = "publish_failed", "not queued, the reconciler will: {failure}");
+            warn!(transactionId = %row.id, action = "publish_failed", "cannot queue the message; the reconciler will retry: {failure}");
         }
         failure.is_none()
     }
