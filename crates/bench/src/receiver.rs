@@ -11,7 +11,7 @@ use relayer_sim::server::ports::free_port;
 use crate::Settings;
 use crate::process::{ServiceProcess, Vars};
 
-/// Signs the notifications; verified by no one here.
+/// Signs the notifications; the benchmark does not verify the signature.
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 /// The arguments of the hidden command `receiver`.

@@ -64,7 +64,7 @@ pub struct ServerReading {
 pub struct Plan {
     /// The store's clock at the reading.
     pub record: ClockRecord,
-    /// Whether the record must be written before this process goes by it.
+    /// Whether the record must be written before this process uses it.
     pub write: bool,
     /// What happened to the server's clock.
     pub event: ClockEvent,

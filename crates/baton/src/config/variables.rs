@@ -50,7 +50,7 @@ pub const REMOVED: &[(&str, &str)] = &[
 const HTTP: Kind = Url(&["http", "https"]);
 const QUEUES: Kind = Choice(&["embedded", "sqs", "rabbitmq"]);
 
-/// The table.
+/// Every variable, grouped as in the documentation.
 pub const SECTIONS: &[Section] = &[
     Section {
         title: "Service",

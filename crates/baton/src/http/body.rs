@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use super::problem::Problem;
 use super::strict_json;
 
-/// Bytes of clients' bodies that the process holds at once, beside the one whose turn it is ([`Pool`]). Each byte is in memory several times until its request is
-/// answered: as JSON, as a row, as a message.
+/// Maximum bytes of client bodies in memory, not counting the one body that may exceed the pool ([`Pool`]). Each byte
+/// is held several times until its request is answered: as JSON, as a row, as a message.
 const CLIENT_BYTES_MAX: usize = 512 * 1024;
 /// The same for webhooks. Apart, because their senders prove who they are by a signature over the whole body: before that,
 /// anyone could hold the memory that clients need.
@@ -33,7 +33,7 @@ const TURN_MAX: Duration = Duration::from_secs(1);
 const WAITING_MAX: usize = 256;
 /// Longest time for the body of a webhook. Relayers are near, and send it in one piece.
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(5);
-/// A body that is too large by its own account, and not much so, is read and dropped for this long before the answer: a
+/// A body whose announced length slightly exceeds the limit is read and dropped for this long before the answer: a
 /// client that is still sending may otherwise see a reset instead of the answer.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 

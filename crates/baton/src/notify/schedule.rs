@@ -30,7 +30,7 @@ pub const FAILURES_BEFORE_PAUSE: u32 = 5;
 /// The first of these pauses; they double.
 const PAUSE_FIRST_S: u64 = 5;
 const PAUSE_MAX_S: u64 = 60;
-/// How long an endpoint is left alone that says that it is overloaded and not for how long: 429, 502, 503 or 504.
+/// Pause after an overload answer (429, 502, 503, 504) without `Retry-After`.
 const THROTTLED_S: u64 = 5;
 /// An endpoint that has only failed for this long is disabled, if it had several attempts: two failures that are far apart
 /// say little about the time between.

@@ -196,7 +196,7 @@ impl RelayEngine {
                 () = shutdown.cancelled() => return,
                 () = self.clock.sleep(RECORD_EVERY) => {}
             }
-            // Without an answer this machine's time since boot carries the clock on.
+            // Without an answer the clock advances by this machine's time since boot.
             match read_and_record(store, CLOCK_ANSWER_MAX, |reading| server.plan(reading)).await {
                 Ok(Some(plan)) => {
                     report(plan.event);

@@ -244,7 +244,7 @@ impl RelayLane {
         summary
     }
 
-    /// Holds the relayers' open nonces against the chain, if there is one.
+    /// Compares the relayers' open nonces with the chain, if there is one.
     async fn watch_nonces(&self, reader: Option<Arc<AccountReader>>, shutdown: CancellationToken) {
         let Some((reader, config)) = reader.zip(self.config.chain.as_ref()) else {
             return warn!(

@@ -116,7 +116,7 @@ async fn a_nonce_gap_jams_its_relayer_until_it_is_filled() {
 }
 
 /// Another client of the relayer has taken nonces 0 and 1, and nonce 1 never reaches the node. No row accounts for it, so
-/// nobody fills the gap. The node's pool ends there: what the relayer failed unsigned does not wait for the gap.
+/// the gap stays open. The node's pool ends there: what the relayer failed unsigned does not wait for the gap.
 #[tokio::test]
 async fn a_row_that_fails_unsigned_leaves_a_relayer_that_is_jammed_by_a_nonce_without_an_owner() {
     let chain = Chain::shared();

@@ -32,7 +32,7 @@ pub struct AccountTransaction {
     pub block: u64,
     /// The target; none for a contract creation.
     pub to: Option<Address>,
-    /// Wei.
+    /// Value in wei.
     pub value: U256,
     /// Call data: lower-case 0x hex.
     pub data: String,

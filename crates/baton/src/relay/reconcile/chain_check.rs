@@ -1,6 +1,7 @@
-//! Holds a relayer's word about a transaction against the chain: reads the account's transactions, and acts on what they
-//! prove ([`super::chain_proof`]). Executed → `confirmed`, or `failed` by its receipt, whatever the relayer says. Nonce
-//! lost to another call for good → another relayer takes it. Neither → unknown outcome, looked at again, never sent again.
+//! Compares a relayer's report about a transaction with the chain: reads the account's transactions, and acts on what
+//! they prove ([`super::chain_proof`]). Executed → `confirmed`, or `failed` by its receipt, whatever the relayer says.
+//! Nonce lost to another call for good → another relayer takes it. Neither → unknown outcome, looked at again,
+//! never sent again.
 //!
 //! [`super::chain_owners`] tells equal calls apart and looks for claims of unknown outcome.
 //!
@@ -45,11 +46,11 @@ pub enum Looked {
 /// What a row's relayer says of it now.
 #[derive(Debug, Clone, Copy)]
 pub enum RelayerWord<'a> {
-    /// This.
+    /// It reports this record.
     Says(&'a Report),
     /// That it knows no such transaction.
     Forgotten,
-    /// Nothing.
+    /// It did not answer.
     Silent,
 }
 

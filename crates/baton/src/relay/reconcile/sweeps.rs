@@ -36,7 +36,7 @@ pub struct Reconciler {
     me: ConsumerId,
     pub(super) settings: ReconcilerSettings,
     unknown_outcomes: UnknownOutcomes,
-    /// Holds relayers' words against the chain, if there is one.
+    /// Compares relayers' reports with the chain, if there is one.
     chain: Option<Arc<ChainCheck>>,
     /// The number of dead letters when this consumer last read them, and when that was.
     pub(super) dead_letters_read: Mutex<Option<(u64, Instant)>>,

@@ -73,12 +73,12 @@ pub enum Answer {
     NotTaken {
         /// The kind of reason.
         why: NotTaken,
-        /// For people.
+        /// The error text, for logs and the timeline.
         detail: String,
     },
     /// The relayer may or may not have taken it.
     Unknown {
-        /// For people.
+        /// The error text, for logs and the timeline.
         reason: String,
         /// Whether the relayer itself answered: then it is no longer working on the request.
         answered: bool,

@@ -42,7 +42,7 @@ pub struct Listed {
 /// Whether a relayer takes work, by its own account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListedState {
-    /// It does.
+    /// It takes work.
     Active,
     /// An operator paused it.
     Paused,
@@ -55,7 +55,7 @@ pub enum ListedState {
 pub struct RelayerStatus {
     /// Accepted and not yet mined.
     pub pending: Option<u64>,
-    /// Wei.
+    /// Balance in wei.
     pub balance: Option<U256>,
     /// The last time it confirmed anything, as it writes it.
     pub last_confirmed: Option<String>,

@@ -53,7 +53,7 @@ sol! {
 pub struct GaslessRequest {
     /// What was signed.
     pub request: ForwardRequest,
-    /// By whom it was signed: 65 bytes.
+    /// The 65-byte signature (r, s, v).
     pub signature: Bytes,
     /// Whether one automatic replay is wanted if it ends as a dead letter.
     pub retry_on_failure: bool,
@@ -70,7 +70,7 @@ pub struct Forward {
     pub gas_limit: u64,
 }
 
-/// Whose nonces: each forwarder counts its own.
+/// A nonce sequence: one signer at one forwarder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Signer {
     /// The forwarder.
@@ -217,13 +217,13 @@ impl Forward {
         Sha256::digest(signed).into()
     }
 
-    /// Which one. One that no count can have reached is never accepted.
+    /// The nonce. Values beyond any reachable count are rejected at accept.
     pub fn nonce(&self) -> u64 {
         u64::try_from(self.gasless.request.nonce).unwrap_or(u64::MAX)
     }
 }
 
-/// What a signature is good for: this contract, of this name, on this chain.
+/// The EIP-712 domain of a signature.
 fn domain(forwarder: &ForwarderConfig) -> Eip712Domain {
     Eip712Domain::new(
         Some(Cow::Owned(forwarder.name.clone())),

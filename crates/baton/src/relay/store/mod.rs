@@ -275,7 +275,7 @@ impl Filter {
     }
 }
 
-/// Counts.
+/// Row counts for the metrics and `/health`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TransactionCounts {
     /// Rows that are not final, by status.

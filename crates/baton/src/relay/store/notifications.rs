@@ -138,7 +138,7 @@ pub struct Endpoint {
 /// Why an endpoint gets nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disabled {
-    /// Since when.
+    /// When it was disabled.
     pub at: Timestamp,
     /// Why, for people.
     pub reason: String,

@@ -1,8 +1,8 @@
 //! Whether a relayer makes progress (pure; time is an argument). A jammed relayer gets no new work.
 //!
-//! With a chain, `NonceWatch` holds the relayer's open nonces against the chain's counts of its account: a nonce that the
-//! node's pool does not have holds up every later one. Without a chain, nothing of the relayer may have ended while its
-//! oldest signed transaction grew old. `PendingWatch` goes by the relayer's own report in both cases.
+//! With a chain, `NonceWatch` compares the relayer's open nonces with the chain's counts of its account: a nonce that
+//! the node's pool does not have holds up every later one. Without a chain, nothing of the relayer may have ended while
+//! its oldest signed transaction grew old. `PendingWatch` goes by the relayer's own report in both cases.
 
 use std::time::{Duration, Instant};
 

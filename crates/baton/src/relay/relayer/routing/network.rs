@@ -14,7 +14,7 @@ pub(super) struct Network {
 /// The answer to a question for the chain's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ChainId {
-    /// None yet.
+    /// Not asked yet.
     #[default]
     Unasked,
     /// The relayer does not tell.
@@ -40,7 +40,7 @@ pub(super) enum Fit {
     Fits,
     /// A chain id is expected and the relayer has not been asked for its own.
     Unchecked,
-    /// It is not.
+    /// The relayer is on another network.
     Wrong(WrongNetwork),
 }
 

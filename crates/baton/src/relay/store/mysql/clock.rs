@@ -9,8 +9,8 @@ use crate::clock::server_clock::ClockRecord;
 use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
-/// Made beside the numbered steps, as the embedded engine makes its own: one row, which goes on when the server's clock is
-/// set.
+/// Created outside the numbered migrations, as on the embedded engine. One row; it keeps advancing when the server's
+/// clock is set.
 pub(super) const TABLE: &str = "CREATE TABLE IF NOT EXISTS store_clock (id TINYINT UNSIGNED NOT NULL, \
      time_ms BIGINT NOT NULL, server_ms BIGINT NOT NULL, wall_ms BIGINT NOT NULL, steady_since_ms BIGINT NOT NULL, \
      slip_ms BIGINT NOT NULL, CONSTRAINT store_clock_pkey PRIMARY KEY (id)) \

@@ -1,5 +1,5 @@
-//! A transaction as columns and back. The names are those of the documents; what they are silent on is named as in the
-//! embedded store.
+//! A transaction as columns and back. Column names follow the specification; columns it does not name have the embedded
+//! store's names.
 
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
