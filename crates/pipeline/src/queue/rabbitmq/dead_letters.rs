@@ -41,7 +41,7 @@ const REQUEUE_VISIBLE_WAIT: Duration = Duration::from_secs(1);
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 
 /// A dead letter that the reader has received.
-pub(super) struct TakenLetter {
+pub(super) struct HeldDeadLetter {
     tag: u64,
     pub(super) message: WireMessage,
     pub(super) burial: Burial,
@@ -59,7 +59,7 @@ pub(super) struct DeadLetterReader {
 
 impl DeadLetterReader {
     /// Receives all letters, up to the limits, and returns them in the order of burial.
-    pub(super) async fn start(session: &Session, queue: &str) -> lapin::Result<(Self, Vec<TakenLetter>)> {
+    pub(super) async fn start(session: &Session, queue: &str) -> lapin::Result<(Self, Vec<HeldDeadLetter>)> {
         let channel = session.channel().await?;
         let count_at_start = message_count(&channel, queue).await?;
         let mut reading = Self { channel, queue: queue.to_owned(), count_at_start, taken: 0, removed: 0 };
@@ -82,7 +82,7 @@ impl DeadLetterReader {
             let now = SystemTime::now();
             let message = WireMessage::read(&delivery.properties, delivery.data, now);
             let burial = message.burial_or(&delivery.properties, now);
-            found.push(TakenLetter { tag: delivery.delivery_tag, message, burial });
+            found.push(HeldDeadLetter { tag: delivery.delivery_tag, message, burial });
         }
         reading.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
         while let Some(delivery) = consumer.next().await {
@@ -94,7 +94,7 @@ impl DeadLetterReader {
     }
 
     /// Removes a letter, permanently once [`DeadLetterReader::finish`] returns.
-    pub(super) async fn remove(&mut self, found: &TakenLetter) -> lapin::Result<()> {
+    pub(super) async fn remove(&mut self, found: &HeldDeadLetter) -> lapin::Result<()> {
         if self.removed == 0 {
             self.channel.tx_select().await?;
         }
@@ -171,7 +171,7 @@ impl RabbitMqState {
             let _reading = self.reading_lock.lock().await;
             let (mut reading, found) = DeadLetterReader::start(&session, &self.options.topology.dead_queue).await?;
             // If several letters have the same id, the oldest is changed first.
-            let mut by_id: HashMap<MessageId, VecDeque<TakenLetter>> = HashMap::with_capacity(found.len());
+            let mut by_id: HashMap<MessageId, VecDeque<HeldDeadLetter>> = HashMap::with_capacity(found.len());
             for letter in found {
                 by_id.entry(letter.message.id.clone()).or_default().push_back(letter);
             }

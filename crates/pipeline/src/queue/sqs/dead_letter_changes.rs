@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::client::RequestError;
-use super::dead_letters::{DeadLetterSnapshot, TakenLetter};
+use super::dead_letters::{DeadLetterSnapshot, HeldDeadLetter};
 use super::{SqsQueueState, no_answer, wire};
 use crate::message::MessageId;
 use crate::queue::QueueError;
@@ -32,10 +32,10 @@ impl SqsQueueState {
     }
 
     /// Sends letters back into the queue with their original content and age.
-    async fn replay_letters(&self, letters: &[&TakenLetter], delay: Duration) -> Vec<Result<(), QueueError>> {
+    async fn replay_dead_letters(&self, letters: &[&HeldDeadLetter], delay: Duration) -> Vec<Result<(), QueueError>> {
         let now = SystemTime::now();
         let live =
-            |letter: &&TakenLetter| wire::live(&letter.content, Some(letter.sent_at), delay, self.delay_step, now);
+            |letter: &&HeldDeadLetter| wire::live(&letter.content, Some(letter.sent_at), delay, self.delay_step, now);
         self.sender.send(letters.iter().map(live).collect()).await
     }
 
@@ -60,9 +60,9 @@ impl SqsQueueState {
             Err(error) => return all_fail(error),
         };
         let picked = letters.pick(ids);
-        let found: Vec<&TakenLetter> = picked.iter().flatten().collect();
+        let found: Vec<&HeldDeadLetter> = picked.iter().flatten().collect();
         let changed = match change {
-            DeadLetterChange::Replay(delay) => self.replay_letters(&found, delay).await,
+            DeadLetterChange::Replay(delay) => self.replay_dead_letters(&found, delay).await,
             DeadLetterChange::Discard => found.iter().map(|_| Ok(())).collect(),
         };
         let gone = found.iter().zip(&changed).filter(|(_, changed)| changed.is_ok());
@@ -83,7 +83,7 @@ impl SqsQueueState {
 
 /// One answer for each id: not found, not changed, not deleted (any of its copies), or done.
 fn answers_by_id(
-    picked: &[Option<TakenLetter>],
+    picked: &[Option<HeldDeadLetter>],
     complete: bool,
     changed: Vec<Result<(), QueueError>>,
     deleted: impl Iterator<Item = (usize, Result<(), QueueError>)>,
@@ -96,7 +96,7 @@ fn answers_by_id(
         }
     }
     let (mut changed, mut failures) = (changed.into_iter(), failures.into_iter());
-    let answer = |letter: &Option<TakenLetter>| match letter {
+    let answer = |letter: &Option<HeldDeadLetter>| match letter {
         None => Err(not_found(complete)),
         Some(_) => {
             changed.next().unwrap_or_else(no_answer)?;

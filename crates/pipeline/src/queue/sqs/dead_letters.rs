@@ -34,13 +34,13 @@ const WAIT_S: i32 = 1;
 /// The dead letters that one reader has taken.
 pub(super) struct DeadLetterSnapshot {
     /// Ordered by burial time.
-    sorted: BTreeMap<(SystemTime, MessageId), TakenLetter>,
+    sorted: BTreeMap<(SystemTime, MessageId), HeldDeadLetter>,
     /// Whether these are all letters of the queue (or all wanted ones).
     pub(super) complete: bool,
 }
 
 /// A dead letter with the receipt handles of all its copies.
-pub(super) struct TakenLetter {
+pub(super) struct HeldDeadLetter {
     pub(super) content: MessageContent,
     pub(super) sent_at: SystemTime,
     pub(super) handles: Vec<String>,
@@ -87,7 +87,7 @@ impl DeadLetterSnapshot {
         if let Some(after) = after {
             rest.find(|((_, id), _)| id == after)?;
         }
-        let show = |((buried_at, id), letter): (&(SystemTime, MessageId), &TakenLetter)| DeadLetter {
+        let show = |((buried_at, id), letter): (&(SystemTime, MessageId), &HeldDeadLetter)| DeadLetter {
             id: id.clone(),
             body: letter.content.body.clone(),
             attributes: letter.content.attributes.clone(),
@@ -101,7 +101,7 @@ impl DeadLetterSnapshot {
     }
 
     /// Removes the letters with these ids from the snapshot, each once; `None` for an id that is not in it.
-    pub(super) fn pick(&mut self, ids: &[MessageId]) -> Vec<Option<TakenLetter>> {
+    pub(super) fn pick(&mut self, ids: &[MessageId]) -> Vec<Option<HeldDeadLetter>> {
         let mut places: HashMap<MessageId, SystemTime> =
             self.sorted.keys().map(|(buried_at, id)| (id.clone(), *buried_at)).collect();
         let mut pick = |id: &MessageId| {
@@ -193,7 +193,7 @@ async fn put_back(client: &SqsClient, queue_url: &str, handles: impl Iterator<It
 
 /// Orders letters by burial and merges copies into the earliest.
 fn sort(taken: impl Iterator<Item = SqsDelivery>, receives_max: Option<u32>, complete: bool) -> DeadLetterSnapshot {
-    let mut letters: HashMap<MessageId, (SystemTime, TakenLetter)> = HashMap::new();
+    let mut letters: HashMap<MessageId, (SystemTime, HeldDeadLetter)> = HashMap::new();
     for delivery in taken {
         let handle = delivery.handle.clone();
         let (buried_at, mut letter) = read(delivery, receives_max);
@@ -220,7 +220,7 @@ fn sort(taken: impl Iterator<Item = SqsDelivery>, receives_max: Option<u32>, com
 /// Reads a letter. One that SQS moved itself has no burial attributes: its first delivery stands for the burial time,
 /// because it is the closest known time that stays constant. Reading raises its receive count, so the count is capped at
 /// `receives_max`, after which SQS moved it.
-fn read(delivery: SqsDelivery, receives_max: Option<u32>) -> (SystemTime, TakenLetter) {
+fn read(delivery: SqsDelivery, receives_max: Option<u32>) -> (SystemTime, HeldDeadLetter) {
     let (buried_at, reason, by_queue, receives) = match delivery.burial {
         Some(burial) => (burial.at, burial.reason, false, burial.receives),
         None => {
@@ -230,7 +230,7 @@ fn read(delivery: SqsDelivery, receives_max: Option<u32>) -> (SystemTime, TakenL
         }
     };
     let (content, sent_at) = (delivery.content, delivery.sent_at);
-    (buried_at, TakenLetter { content, sent_at, handles: Vec::new(), reason, by_queue, receives })
+    (buried_at, HeldDeadLetter { content, sent_at, handles: Vec::new(), reason, by_queue, receives })
 }
 
 #[cfg(test)]
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reader_with_fewer_letters_gives_way() {
+    fn the_reader_with_fewer_dead_letters_yields() {
         assert!(!must_yield(0, 5, true), "it holds no letters");
         assert!(must_yield(1, 5, false) && !must_yield(5, 1, true));
         assert!(must_yield(5, 5, true) && !must_yield(5, 5, false));

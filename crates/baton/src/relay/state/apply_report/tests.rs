@@ -295,7 +295,7 @@ fn each_trace_of_a_signature_alone_needs_the_chain() {
 }
 
 #[test]
-fn a_word_that_waits_for_the_chain_is_shown_once_and_cleared_by_the_end() {
+fn a_final_report_awaiting_the_chain_is_shown_once_and_cleared_at_the_end() {
     let failed = Report { reason: Some("Nonce 4 consumed externally".into()), ..word(ReportedStatus::Failed) };
     let asked = submitted().ask_chain(&failed, Timestamp(5)).unwrap();
     let row = asked.transaction;

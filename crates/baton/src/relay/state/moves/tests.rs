@@ -54,7 +54,7 @@ fn report(status: ReportedStatus, signed: bool, reason: &str, hash: &str) -> Rep
 enum Who {
     Machine,
     OperatorReplay,
-    /// Somebody who asked the chain.
+    /// A reader of the chain.
     Reader,
 }
 
@@ -108,17 +108,17 @@ fn moves() -> Vec<Move> {
             }),
         );
         add(
-            format!("doubt {holder}"),
+            format!("unknown outcome {holder}"),
             Box::new(move |row, now| row.mark_unknown(key, "500", UnknownCause::Answered, now, &Timings::DEFAULT).ok()),
         );
         add(
-            format!("doubt unanswered {holder}"),
+            format!("unknown outcome unanswered {holder}"),
             Box::new(move |row, now| {
                 row.mark_unknown(key, "timeout", UnknownCause::Silent, now, &Timings::DEFAULT).ok()
             }),
         );
         add(
-            format!("doubt exchanged {holder}"),
+            format!("unknown outcome exchanged {holder}"),
             Box::new(move |row, now| {
                 row.mark_unknown(key, "taken", UnknownCause::Exchanged, now, &Timings::DEFAULT).ok()
             }),
@@ -268,7 +268,11 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
         && old.token != new.token
     {
         assert!(name.starts_with("take over"), "{edge}");
-        assert_eq!((old.relayer.clone(), old.at), (new.relayer.clone(), new.at), "the doubt keeps its origin: {edge}");
+        assert_eq!(
+            (old.relayer.clone(), old.at),
+            (new.relayer.clone(), new.at),
+            "the unknown outcome keeps its origin: {edge}"
+        );
         assert!(new.unknown.is_some(), "the outcome of a claim that is taken over is unknown: {edge}");
     }
     // A claim ends only by an answer, by proof of absence, or by an operator.
@@ -424,7 +428,7 @@ fn releasing_uses_no_attempt() {
 }
 
 #[test]
-fn an_operator_resolves_only_what_is_in_doubt() {
+fn an_operator_resolves_only_unknown_outcomes() {
     assert!(accepted(false).resolve_resend(Timestamp(1), &Timings::DEFAULT).is_err());
     assert!(claimed(Timestamp(0)).resolve_resend(Timestamp(1), &Timings::DEFAULT).is_err());
     assert!(claimed(Timestamp(0)).resolve_fail(Timestamp(1)).is_err());
@@ -444,25 +448,25 @@ fn an_operator_resolves_only_what_is_in_doubt() {
 }
 
 #[test]
-fn an_accept_is_taken_back_only_while_nobody_has_it_under_way() {
-    let taken_back = accepted(false).not_queued(Timestamp(5)).unwrap().transaction;
-    assert_eq!((taken_back.status, taken_back.failed_by), (Status::Failed, Some(FailedBy::Intake)));
-    assert_eq!(taken_back.next_step(), NextStep::Nothing, "a message that arrives after all is dropped");
+fn an_accept_is_withdrawn_only_before_it_is_claimed() {
+    let withdrawn = accepted(false).not_queued(Timestamp(5)).unwrap().transaction;
+    assert_eq!((withdrawn.status, withdrawn.failed_by), (Status::Failed, Some(FailedBy::Intake)));
+    assert_eq!(withdrawn.next_step(), NextStep::Nothing, "a message that arrives after all is dropped");
     assert!(
-        taken_back.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(6), &Timings::DEFAULT).is_err()
+        withdrawn.claim(&consumer("a"), token(10), &relayer("r1"), "test", Timestamp(6), &Timings::DEFAULT).is_err()
     );
     assert!(
-        taken_back.replay(Timestamp(6), &Timings::DEFAULT).is_err(),
+        withdrawn.replay(Timestamp(6), &Timings::DEFAULT).is_err(),
         "the client was told that it will never happen"
     );
     let claimed = claimed(Timestamp(0));
     let released = claimed.release(token(10), "paused", Timestamp(1), &Timings::DEFAULT).unwrap().transaction;
     let promised = accepted(false).make_irrevocable(Timestamp(1), &Timings::DEFAULT).unwrap().transaction;
-    for under_way in [claimed, released, promised] {
-        assert!(under_way.not_queued(Timestamp(5)).is_err());
+    for taken in [claimed, released, promised] {
+        assert!(taken.not_queued(Timestamp(5)).is_err());
     }
     assert!(
-        taken_back.make_irrevocable(Timestamp(6), &Timings::DEFAULT).is_err(),
+        withdrawn.make_irrevocable(Timestamp(6), &Timings::DEFAULT).is_err(),
         "a withdrawn row cannot become irrevocable"
     );
 }
