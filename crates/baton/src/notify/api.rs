@@ -21,7 +21,8 @@ use uuid::Uuid;
 use super::address_guard::{AddressGuard, UrlRefused};
 use super::endpoint_change::{Changed, change_endpoint, disable, enable, move_to};
 use super::endpoint_request::{
-    AttemptsQuery, EndpointChange, EndpointUrl, NewEndpoint, Refused, read_event_id, read_overlap, read_since,
+    AttemptsQuery, EndpointChange, EndpointRequestError, EndpointUrl, NewEndpoint, read_event_id, read_overlap,
+    read_since,
 };
 use super::endpoint_view::{show_attempt, show_endpoint};
 use super::signature;
@@ -378,10 +379,10 @@ fn invalid(field: &str, message: impl Into<String>) -> Problem {
     Problem::invalid(vec![FieldProblem { field: field.to_owned(), message: message.into() }])
 }
 
-fn refusal(refused: Refused) -> Problem {
+fn refusal(refused: EndpointRequestError) -> Problem {
     match refused {
-        Refused::Invalid(problems) => Problem::invalid(problems),
-        Refused::ForbiddenUrl(why) => Problem::forbidden_url(why),
+        EndpointRequestError::Invalid(problems) => Problem::invalid(problems),
+        EndpointRequestError::ForbiddenUrl(why) => Problem::forbidden_url(why),
     }
 }
 

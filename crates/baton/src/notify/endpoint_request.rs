@@ -40,7 +40,7 @@ pub struct EndpointUrl {
 
 /// Why a request is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum EndpointRequestError {
     /// These fields are invalid.
     Invalid(Vec<FieldProblem>),
     /// Every field is well formed, but this service does not call the URL's address. The text follows the name `url`.
@@ -60,7 +60,7 @@ pub struct NewEndpoint {
 
 impl NewEndpoint {
     /// Reads a body, or returns every problem in it. `null` counts as not sent.
-    pub fn parse(body: &Value, guard: &AddressGuard) -> Result<Self, Refused> {
+    pub fn parse(body: &Value, guard: &AddressGuard) -> Result<Self, EndpointRequestError> {
         let mut found = Problems::default();
         let Some(object) = found.object(body, &["url", "events", "description"]) else { return Err(found.refused()) };
         let field = |name| object.get(name).filter(|value: &&Value| !value.is_null());
@@ -99,7 +99,7 @@ pub struct EndpointChange {
 impl EndpointChange {
     /// Reads a body, or returns every problem in it. `null` is a value: it removes the description, and nothing else can
     /// be removed.
-    pub fn parse(body: &Value, guard: &AddressGuard) -> Result<Self, Refused> {
+    pub fn parse(body: &Value, guard: &AddressGuard) -> Result<Self, EndpointRequestError> {
         let mut found = Problems::default();
         let known = ["url", "events", "description", "enabled"];
         let Some(object) = found.object(body, &known) else { return Err(found.refused()) };
@@ -121,7 +121,7 @@ impl EndpointChange {
 }
 
 /// Reads the body of `POST …/rotate`: for how long deliveries are signed with both secrets.
-pub fn read_overlap(body: Option<&Value>) -> Result<Duration, Refused> {
+pub fn read_overlap(body: Option<&Value>) -> Result<Duration, EndpointRequestError> {
     let Some(body) = body else { return Ok(OVERLAP_DEFAULT) };
     let mut found = Problems::default();
     let Some(object) = found.object(body, &["overlapSeconds"]) else { return Err(found.refused()) };
@@ -136,7 +136,7 @@ pub fn read_overlap(body: Option<&Value>) -> Result<Duration, Refused> {
 }
 
 /// Reads the query of `POST …/recover`: since when undelivered events are delivered again.
-pub fn read_since(query: &str) -> Result<Timestamp, Refused> {
+pub fn read_since(query: &str) -> Result<Timestamp, EndpointRequestError> {
     // A plus sign in a query is a space, so the offset of a time is often lost.
     const RULE: &str = "must be an RFC 3339 time, such as 2026-11-15T22:00:00Z (write + as %2B)";
     let mut found = Problems::default();
@@ -167,7 +167,7 @@ pub struct AttemptsQuery {
 
 impl AttemptsQuery {
     /// Reads a query, or returns every problem in it.
-    pub fn parse(query: &str) -> Result<Self, Refused> {
+    pub fn parse(query: &str) -> Result<Self, EndpointRequestError> {
         let mut found = Problems::default();
         let mut read = Self { before: None, limit: PAGE_DEFAULT };
         for (name, value) in pairs(query) {
@@ -241,14 +241,14 @@ impl Problems {
     }
 
     /// A forbidden address beside other problems is one of them.
-    fn refused(mut self) -> Refused {
+    fn refused(mut self) -> EndpointRequestError {
         match self.forbidden_url.take() {
-            Some(why) if self.fields.is_empty() => Refused::ForbiddenUrl(why),
+            Some(why) if self.fields.is_empty() => EndpointRequestError::ForbiddenUrl(why),
             Some(why) => {
                 self.note("url", why);
-                Refused::Invalid(self.fields)
+                EndpointRequestError::Invalid(self.fields)
             }
-            None => Refused::Invalid(self.fields),
+            None => EndpointRequestError::Invalid(self.fields),
         }
     }
 
@@ -338,25 +338,27 @@ mod tests {
 
     const URL: &str = "https://client.example/hooks?x=1";
 
-    fn register(body: Value) -> Result<NewEndpoint, Refused> {
+    fn register(body: Value) -> Result<NewEndpoint, EndpointRequestError> {
         NewEndpoint::parse(&body, &guard())
     }
 
-    fn change(body: Value) -> Result<EndpointChange, Refused> {
+    fn change(body: Value) -> Result<EndpointChange, EndpointRequestError> {
         EndpointChange::parse(&body, &guard())
     }
 
-    fn fields<T: std::fmt::Debug>(read: Result<T, Refused>) -> Vec<String> {
+    fn fields<T: std::fmt::Debug>(read: Result<T, EndpointRequestError>) -> Vec<String> {
         match read.unwrap_err() {
-            Refused::Invalid(problems) => problems.into_iter().map(|problem| problem.field).collect(),
-            Refused::ForbiddenUrl(why) => panic!("forbidden: {why}"),
+            EndpointRequestError::Invalid(problems) => problems.into_iter().map(|problem| problem.field).collect(),
+            EndpointRequestError::ForbiddenUrl(why) => panic!("forbidden: {why}"),
         }
     }
 
-    fn messages<T: std::fmt::Debug>(read: Result<T, Refused>) -> String {
+    fn messages<T: std::fmt::Debug>(read: Result<T, EndpointRequestError>) -> String {
         match read.unwrap_err() {
-            Refused::Invalid(problems) => problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
-            Refused::ForbiddenUrl(why) => why,
+            EndpointRequestError::Invalid(problems) => {
+                problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            }
+            EndpointRequestError::ForbiddenUrl(why) => why,
         }
     }
 
@@ -423,7 +425,10 @@ mod tests {
             register(json!({ "url": forbidden })).unwrap_err(),
             change(json!({ "url": forbidden, "enabled": true })).unwrap_err(),
         ] {
-            assert!(matches!(&refused, Refused::ForbiddenUrl(why) if why.contains("private")), "{refused:?}");
+            assert!(
+                matches!(&refused, EndpointRequestError::ForbiddenUrl(why) if why.contains("private")),
+                "{refused:?}"
+            );
         }
         assert_eq!(fields(register(json!({ "url": forbidden, "events": [] }))), ["events", "url"]);
     }
