@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton::dead_letters::{self, Selection};
 use baton::relay::reconcile::dead_letters::RelayDeadLetters;
-use baton::relay::state::transaction::{FailedBy, Refused, Status, Transaction, TransactionId};
+use baton::relay::state::transaction::{FailedBy, MoveRefused, Status, Transaction, TransactionId};
 use baton::relay::update::guarded_store::Updated;
 use pipeline::Outcome;
 use relayer_sim::Memory;
@@ -194,7 +194,7 @@ impl Scheduler {
             self.spawn(Owner::Api, Job::Operate, async move {
                 let now = guarded.clock.now();
                 let decide = |row: &Transaction| match (row.version == version, resend) {
-                    (false, _) => Err(Refused::NotPossible("it has moved meanwhile")),
+                    (false, _) => Err(MoveRefused::NotPossible("it has moved meanwhile")),
                     (true, true) => row.resolve_resend(now, &guarded.timings),
                     (true, false) => row.resolve_fail(now),
                 };

@@ -21,7 +21,7 @@ use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{Refused, RelayerTxId, RelayerUrl, Transaction};
+use crate::relay::state::transaction::{MoveRefused, RelayerTxId, RelayerUrl, Transaction};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -398,7 +398,7 @@ fn since(row: &Transaction, said: Option<&Report>) -> Timestamp {
 /// Why a call that was made settles nothing yet.
 pub(super) const CONTESTED: &str = "the call was made, by an equal transaction or by this one";
 
-const MOVED: Refused = Refused::NotPossible("it has moved meanwhile");
+const MOVED: MoveRefused = MoveRefused::NotPossible("it has moved meanwhile");
 
 /// Why a look has no result.
 pub(super) enum Trouble {

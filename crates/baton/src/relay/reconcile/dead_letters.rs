@@ -8,7 +8,7 @@ use pipeline::Queue;
 
 use crate::dead_letters::{DeadLetterEntry, DeadLetterError, DeadLetterLane, Replayed};
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::transaction::{Refused, Status, TransactionId};
+use crate::relay::state::transaction::{MoveRefused, Status, TransactionId};
 use crate::relay::update::guarded_store::{GuardedStore, Updated};
 
 /// The dead letters of transactions.
@@ -49,7 +49,7 @@ impl DeadLetterLane for RelayDeadLetters {
             Updated::Refused(_, row) if row.status == Status::Pending => Replayed::Queued,
             // or after: over two systems a copy of it stayed.
             Updated::Refused(_, row) if row.needs_no_message() => Replayed::Leftover,
-            Updated::Refused(Refused::NotPossible(why), _) => Replayed::Refused(why.to_owned()),
+            Updated::Refused(MoveRefused::NotPossible(why), _) => Replayed::Refused(why.to_owned()),
             Updated::Refused(refused, _) => Replayed::Refused(refused.to_string()),
         })
     }

@@ -24,7 +24,7 @@ use crate::relay::relayer::client::{RelayerClient, describe};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::relayer::wire;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{ConsumerId, Forgotten, Progress, Refused, RelayerUrl, Transaction};
+use crate::relay::state::transaction::{ConsumerId, Forgotten, MoveRefused, Progress, RelayerUrl, Transaction};
 use crate::relay::store::{Due, EARLY_WEBHOOK_LIFETIME, StoreError};
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -398,4 +398,4 @@ impl Reconciler {
     }
 }
 
-const MOVED: Refused = Refused::NotPossible("it has moved meanwhile");
+const MOVED: MoveRefused = MoveRefused::NotPossible("it has moved meanwhile");

@@ -25,7 +25,7 @@ use crate::relay::relayer::pool::Pool;
 use crate::relay::request::call::Call;
 use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{
-    Claim, ConsumerId, Refused, RelayerTxId, RelayerUrl, Transaction, UnknownOutcome,
+    Claim, ConsumerId, MoveRefused, RelayerTxId, RelayerUrl, Transaction, UnknownOutcome,
 };
 use crate::relay::store::{BoundRecord, Saved, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
@@ -457,7 +457,7 @@ impl UnknownOutcomes {
             info!(transactionId = %row.id, action = "still_unknown", "its outcome stays unknown: {why}");
             let decide = |row: &Transaction| match &row.claim {
                 Some(held) if held.token == claim.token => row.check_later(now + pause, now),
-                _ => Err(Refused::NotOurClaim),
+                _ => Err(MoveRefused::NotOurClaim),
             };
             self.guarded.update(row.id, decide).await?;
         }

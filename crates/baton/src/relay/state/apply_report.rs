@@ -12,7 +12,7 @@ use crate::config::{RelayMode, Timings};
 use crate::mutations::Mutation;
 use crate::relay::request::call::Call;
 use crate::relay::state::transaction::{
-    Binding, FailedBy, Moved, Progress, Refused, RelayerTxId, Status, Step, Transaction,
+    Binding, FailedBy, MoveRefused, Moved, Progress, RelayerTxId, Status, Step, Transaction,
 };
 use crate::timestamp::Timestamp;
 
@@ -230,12 +230,12 @@ impl Transaction {
     }
 
     /// Records a final report that waits for the chain, and has the row looked at now.
-    pub fn ask_chain(&self, report: &Report, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn ask_chain(&self, report: &Report, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let reason = report.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         let said = format!("the relayer says {}{reason}; the chain has not confirmed that yet", report.status.name());
         if self.error_message.as_ref() == Some(&said) {
-            return Err(Refused::NotPossible("the chain is being asked"));
+            return Err(MoveRefused::NotPossible("the chain is being asked"));
         }
         let forgotten = self.binding.as_ref().and_then(|binding| binding.forgotten_since);
         let mut next = self.with_report(report, now);
@@ -249,9 +249,9 @@ impl Transaction {
     }
 
     /// Records that Baton asks the relayer to cancel its record, before it asks: the relayer does not work on it.
-    pub fn request_cancel(&self, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn request_cancel(&self, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
-        let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
+        let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
         let detail = format!("{} has not signed it and does not work on it; it is asked to cancel it", binding.relayer);
         let first = self.cancel_requested_at.is_none();
         let mut next = self.next(now);
@@ -263,11 +263,11 @@ impl Transaction {
 
     /// The chain proves that the relayer did not make the call and no longer can: another relayer takes it, without using
     /// up an attempt.
-    pub fn not_executed(&self, why: &str, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
+    pub fn not_executed(&self, why: &str, now: Timestamp, timings: &Timings) -> Result<Moved, MoveRefused> {
         self.not_final()?;
-        let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
+        let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
         if self.imported {
-            return Err(Refused::NotPossible("a status lookup imported it; Baton never sends it"));
+            return Err(MoveRefused::NotPossible("a status lookup imported it; Baton never sends it"));
         }
         let detail = format!("{why}: {} certainly did not execute it; another relayer takes it", binding.relayer);
         let (mut moved, _) = self.rerouted(detail, now, timings);
@@ -278,18 +278,18 @@ impl Transaction {
 
     /// Binds it to the mined transaction that made its call under a nonce that its relayer did not name. The record that
     /// it leaves stays its own.
-    pub fn found_on_chain(&self, tx_id: &RelayerTxId, nonce: u64, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn found_on_chain(&self, tx_id: &RelayerTxId, nonce: u64, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let mut next = self.next(now);
-        let binding = next.binding.as_mut().ok_or(Refused::NotPossible("no relayer has it"))?;
+        let binding = next.binding.as_mut().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
         (binding.tx_id, binding.nonce) = (tx_id.clone(), Some(nonce));
         Ok(moved(next, "found-on-chain", format!("nonce {nonce} of the relayer's account made the call")))
     }
 
     /// The chain does not tell yet what became of it. Looked at again at `at`; never sent again.
-    pub fn unresolved(&self, why: &str, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn unresolved(&self, why: &str, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
-        let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
+        let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
         let first = binding.forgotten_since.is_none();
         let mut next = self.next(now);
         next.updated_at = self.updated_at;

@@ -1,16 +1,17 @@
 //! The legal moves of a transaction (pure; drawn in `docs/state-machine.md`).
 //!
 //! Every move takes the row as it is and returns the row as it should be, one version higher, with the steps for its
-//! timeline; or a [`Refused`]. A store saves a move only if the row still has the version that the move started from,
-//! so each rule below holds across all processes. `confirmed`, `success` and `hash` are set in [`super::apply_report`] alone.
+//! timeline; or a [`MoveRefused`]. A store saves a move only if the row still has the version that the move started
+//! from, so each rule below holds across all processes. `confirmed`, `success` and `hash` are set in
+//! [`super::apply_report`] alone.
 
 use std::sync::Arc;
 
 use uuid::Uuid;
 
 use super::transaction::{
-    Binding, Claim, ConsumerId, FailedBy, Forgotten, Kind, Moved, NextStep, Progress, Refused, RelayerTxId, RelayerUrl,
-    Status, Step, Transaction, TransactionId, UnknownCause, UnknownOutcome,
+    Binding, Claim, ConsumerId, FailedBy, Forgotten, Kind, MoveRefused, Moved, NextStep, Progress, RelayerTxId,
+    RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause, UnknownOutcome,
 };
 use crate::config::Timings;
 use crate::mutations::Mutation;
@@ -86,16 +87,16 @@ impl Transaction {
         because: &str,
         now: Timestamp,
         timings: &Timings,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         if self.binding.is_some() {
-            return Err(Refused::Bound);
+            return Err(MoveRefused::Bound);
         }
         if self.claim.is_some() {
-            return Err(Refused::Claimed);
+            return Err(MoveRefused::Claimed);
         }
         if self.imported {
-            return Err(Refused::NotPossible("a status lookup imported it; Baton never sends it"));
+            return Err(MoveRefused::NotPossible("a status lookup imported it; Baton never sends it"));
         }
         let mut next = self.next(now);
         next.claim = Some(Claim {
@@ -116,7 +117,7 @@ impl Transaction {
 
     /// Records that the submission begins. Only after this may anything be sent: a claim whose owner is gone before it is
     /// released at once, since nothing can have reached the relayer.
-    pub fn begin_sending(&self, token: Uuid, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn begin_sending(&self, token: Uuid, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.claimed_with(token)?;
         let mut next = self.next(now);
         if let Some(claim) = &mut next.claim {
@@ -126,7 +127,7 @@ impl Transaction {
     }
 
     /// Gives the claim back: the relayer certainly did not take it.
-    pub fn release(&self, token: Uuid, reason: &str, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
+    pub fn release(&self, token: Uuid, reason: &str, now: Timestamp, timings: &Timings) -> Result<Moved, MoveRefused> {
         let claim = self.claimed_with(token)?;
         let detail = format!("{} did not take it: {reason}", claim.relayer);
         let mut next = self.next(now);
@@ -144,7 +145,7 @@ impl Transaction {
         how: &str,
         now: Timestamp,
         timings: &Timings,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, MoveRefused> {
         let relayer = self.claimed_with(token)?.relayer.clone();
         let mut next = self.next(now);
         let detail = format!("{relayer} has it as {tx_id} ({how})");
@@ -176,7 +177,7 @@ impl Transaction {
         kind: UnknownCause,
         now: Timestamp,
         timings: &Timings,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, MoveRefused> {
         let claim = self.claimed_with(token)?;
         let relayer = claim.relayer.clone();
         let open_until = match kind {
@@ -202,11 +203,11 @@ impl Transaction {
         owner_gone: bool,
         now: Timestamp,
         timings: &Timings,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, MoveRefused> {
         self.not_final()?;
-        let claim = self.claim.as_ref().ok_or(Refused::NotPossible("there is no claim to take over"))?;
+        let claim = self.claim.as_ref().ok_or(MoveRefused::NotPossible("there is no claim to take over"))?;
         if claim.unknown.is_none() && !owner_gone && now < claim.open_until(timings) {
-            return Err(Refused::NotOurClaim);
+            return Err(MoveRefused::NotOurClaim);
         }
         if claim.unsent {
             let detail = format!("its consumer {} stopped before it was sent; it will be sent again", claim.consumer);
@@ -246,9 +247,9 @@ impl Transaction {
         asked_at: Timestamp,
         now: Timestamp,
         timings: &Timings,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, MoveRefused> {
         let claim = self.claimed_with(token)?;
-        let unknown = claim.unknown.as_ref().ok_or(Refused::NotPossible("the claim's outcome is not unknown"))?;
+        let unknown = claim.unknown.as_ref().ok_or(MoveRefused::NotPossible("the claim's outcome is not unknown"))?;
         let relayer = claim.relayer.clone();
         let mut next = self.next(now);
         if asked_at < unknown.open_until {
@@ -283,10 +284,10 @@ impl Transaction {
     /// Withdraws an accept whose message did not reach the queue, unless the row has moved since: then a consumer or
     /// relayer already has it, or a duplicate request was answered with it. Only after this move may the API answer 503:
     /// a message that arrives after all finds a failed row.
-    pub fn not_queued(&self, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn not_queued(&self, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         if !self.is_untouched() || self.imported {
-            return Err(Refused::NotPossible(
+            return Err(MoveRefused::NotPossible(
                 "a consumer or relayer already has it, or a duplicate request was answered with it",
             ));
         }
@@ -295,9 +296,9 @@ impl Transaction {
 
     /// Makes a row that another request is still storing irrevocable, so that a duplicate request can be answered with
     /// it. If its message does not arrive, the reconciler queues it.
-    pub fn make_irrevocable(&self, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
+    pub fn make_irrevocable(&self, now: Timestamp, timings: &Timings) -> Result<Moved, MoveRefused> {
         if !self.is_untouched() {
-            return Err(Refused::NotPossible("it can no longer be withdrawn"));
+            return Err(MoveRefused::NotPossible("it can no longer be withdrawn"));
         }
         self.check_later(now + timings.message_check(), now)
     }
@@ -313,7 +314,7 @@ impl Transaction {
     }
 
     /// Schedules the next check without any other change.
-    pub fn check_later(&self, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn check_later(&self, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let mut next = self.next(now);
         next.updated_at = self.updated_at;
@@ -322,9 +323,9 @@ impl Transaction {
     }
 
     /// Defers a transaction whose message waits in the queue, so that the reconciler does not queue it again so soon.
-    pub fn defer(&self, reason: &str, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
+    pub fn defer(&self, reason: &str, now: Timestamp, timings: &Timings) -> Result<Moved, MoveRefused> {
         if self.claim.is_some() || self.binding.is_some() {
-            return Err(Refused::NotPossible("a consumer or relayer already has it"));
+            return Err(MoveRefused::NotPossible("a consumer or relayer already has it"));
         }
         let mut moved = self.check_later(now + timings.pending_check, now)?;
         moved.steps.push(Step::new("waiting", reason));
@@ -332,13 +333,13 @@ impl Transaction {
     }
 
     /// Gives up a transaction whose attempts are used up: for good, unless its one automatic replay is still open.
-    pub fn exhausted(&self, attempts_max: u32, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
+    pub fn exhausted(&self, attempts_max: u32, now: Timestamp, timings: &Timings) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         if self.claim.is_some() || self.binding.is_some() {
-            return Err(Refused::NotPossible("a consumer or relayer already has it"));
+            return Err(MoveRefused::NotPossible("a consumer or relayer already has it"));
         }
         if self.attempts < attempts_max {
-            return Err(Refused::NotPossible("it has attempts left"));
+            return Err(MoveRefused::NotPossible("it has attempts left"));
         }
         let reason = self.error_message.clone().unwrap_or_else(|| "its attempts are used up".to_owned());
         let mut next = self.next(now);
@@ -347,7 +348,7 @@ impl Transaction {
     }
 
     /// The item itself was refused: no further attempt can help.
-    pub fn refuse(&self, token: Uuid, reason: &str, now: Timestamp, timings: &Timings) -> Result<Moved, Refused> {
+    pub fn refuse(&self, token: Uuid, reason: &str, now: Timestamp, timings: &Timings) -> Result<Moved, MoveRefused> {
         self.claimed_with(token)?;
         let mut next = self.next(now);
         next.claim = None;
@@ -364,13 +365,13 @@ impl Transaction {
         may_pass: bool,
         now: Timestamp,
         timings: &Timings,
-    ) -> Result<Moved, Refused> {
+    ) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         if self.binding.is_some() {
-            return Err(Refused::Bound);
+            return Err(MoveRefused::Bound);
         }
         if self.claim.is_some() {
-            return Err(Refused::Claimed);
+            return Err(MoveRefused::Claimed);
         }
         let mut next = self.next(now);
         next.attempts += 1;
@@ -379,21 +380,21 @@ impl Transaction {
     }
 
     /// Fails a row whose message was buried although the row shows no failure (the handler panicked each time).
-    pub fn abandon(&self, reason: &str, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn abandon(&self, reason: &str, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         if self.binding.is_some() {
-            return Err(Refused::Bound);
+            return Err(MoveRefused::Bound);
         }
         if self.claim.is_some() {
-            return Err(Refused::Claimed);
+            return Err(MoveRefused::Claimed);
         }
         Ok(failed(self.next(now), FailedBy::Consumer, reason))
     }
 
     /// Records that the relayer knows no such transaction, or has another call under its id.
-    pub fn forgotten(&self, how: Forgotten, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
+    pub fn forgotten(&self, how: Forgotten, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
-        let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
+        let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
         let first = binding.forgotten_since.is_none();
         let (relayer, tx_id) = (&binding.relayer, &binding.tx_id);
         let detail = format!("{relayer} {} {tx_id}; the chain or an operator must resolve it", how.describe());
@@ -418,9 +419,9 @@ impl Transaction {
     }
 
     /// Stores the block of the hash, as the chain reports it. The status does not change.
-    pub fn in_block(&self, hash: &str, block_number: u64) -> Result<Moved, Refused> {
+    pub fn in_block(&self, hash: &str, block_number: u64) -> Result<Moved, MoveRefused> {
         if !self.lacks_block() || self.hash.as_deref() != Some(hash) {
-            return Err(Refused::NotPossible("its block is known, or its hash has changed"));
+            return Err(MoveRefused::NotPossible("its block is known, or its hash has changed"));
         }
         let mut next = self.next(self.updated_at);
         next.block_number = Some(block_number);
@@ -459,14 +460,14 @@ impl Transaction {
         self.require_outcome_unknown().is_ok()
     }
 
-    pub(super) fn not_final(&self) -> Result<(), Refused> {
-        if self.status.is_final() { Err(Refused::Final(self.status)) } else { Ok(()) }
+    pub(super) fn not_final(&self) -> Result<(), MoveRefused> {
+        if self.status.is_final() { Err(MoveRefused::Final(self.status)) } else { Ok(()) }
     }
 
-    fn claimed_with(&self, token: Uuid) -> Result<&Claim, Refused> {
+    fn claimed_with(&self, token: Uuid) -> Result<&Claim, MoveRefused> {
         self.not_final()?;
         let ours = |claim: &&Claim| claim.token == token || Mutation::NoToken.is_on();
-        self.claim.as_ref().filter(ours).ok_or(Refused::NotOurClaim)
+        self.claim.as_ref().filter(ours).ok_or(MoveRefused::NotOurClaim)
     }
 
     /// Adds a step to the timeline and changes nothing else.

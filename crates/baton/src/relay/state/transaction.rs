@@ -409,7 +409,7 @@ impl Forgotten {
 
 /// Why a row does not allow a move. The row stays as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum MoveRefused {
     /// It is final.
     #[error("the transaction is already {0}")]
     Final(Status),

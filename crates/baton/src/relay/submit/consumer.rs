@@ -23,7 +23,7 @@ use crate::relay::relayer::routing::Sent;
 use crate::relay::state::apply_report::Report;
 use crate::relay::state::message::TransactionMessage;
 use crate::relay::state::transaction::{
-    ConsumerId, NextStep, Refused, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
+    ConsumerId, MoveRefused, NextStep, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
 };
 use crate::relay::store::StoreError;
 use crate::relay::submit::nonce_order::{NonceOrder, Turn};
@@ -375,7 +375,7 @@ impl Consumer {
             Some(claim) if claim.relayer == *relayer && claim.unknown.is_some() => {
                 row.bind(claim.token, &report.tx_id, from, "its answer came late", at, timings)
             }
-            _ => Err(Refused::NotOurClaim),
+            _ => Err(MoveRefused::NotOurClaim),
         };
         match self.guarded.persist(now, bind).await {
             Ok(Updated::Moved(_)) => Ok(true),

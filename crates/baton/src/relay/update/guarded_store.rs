@@ -15,7 +15,7 @@ use crate::randomness::Randomness;
 use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use crate::relay::state::event::EventMark;
 use crate::relay::state::message::TransactionMessage;
-use crate::relay::state::transaction::{Moved, NextStep, Refused, RelayerTxId, Step, Transaction, TransactionId};
+use crate::relay::state::transaction::{MoveRefused, Moved, NextStep, RelayerTxId, Step, Transaction, TransactionId};
 use crate::relay::store::{Saved, StoreError, TransactionStore};
 use crate::relay::update::cache::Cache;
 use crate::relay::update::view;
@@ -46,7 +46,7 @@ pub enum Updated {
     /// Saved; the row as stored.
     Moved(Box<Transaction>),
     /// The rules do not allow it; the row as read.
-    Refused(Refused, Box<Transaction>),
+    Refused(MoveRefused, Box<Transaction>),
     /// There is no such row.
     Missing,
 }
@@ -104,7 +104,7 @@ impl GuardedStore {
     pub async fn update(
         &self,
         id: TransactionId,
-        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+        decide: impl Fn(&Transaction) -> Result<Moved, MoveRefused> + Send + Sync,
     ) -> Result<Updated, StoreError> {
         match self.store.get(id).await? {
             Some(row) => self.update_from(row, decide).await,
@@ -116,7 +116,7 @@ impl GuardedStore {
     pub async fn update_from(
         &self,
         mut row: Transaction,
-        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+        decide: impl Fn(&Transaction) -> Result<Moved, MoveRefused> + Send + Sync,
     ) -> Result<Updated, StoreError> {
         loop {
             match decide(&row) {
@@ -139,7 +139,7 @@ impl GuardedStore {
     pub async fn persist(
         &self,
         row: &Transaction,
-        decide: impl Fn(&Transaction) -> Result<Moved, Refused> + Send + Sync,
+        decide: impl Fn(&Transaction) -> Result<Moved, MoveRefused> + Send + Sync,
     ) -> Result<Updated, StoreError> {
         let id = row.id;
         let deadline = self.clock.instant() + PERSIST_FOR;

@@ -308,12 +308,12 @@ fn claimed(now: Timestamp) -> Transaction {
 fn a_claim_under_which_nothing_was_sent_is_given_up_at_once_when_its_owner_is_gone() {
     let row = unsent(Timestamp(0));
     let alive = row.take_over(&consumer("b"), token(11), false, Timestamp(1), &Timings::DEFAULT);
-    assert_eq!(alive.unwrap_err(), Refused::NotOurClaim);
+    assert_eq!(alive.unwrap_err(), MoveRefused::NotOurClaim);
     let moved = row.take_over(&consumer("b"), token(11), true, Timestamp(1), &Timings::DEFAULT).unwrap();
     assert_eq!((moved.steps[0].action, &moved.transaction.claim), ("not-sent", &None));
     assert_eq!(moved.transaction.next_step(), NextStep::Submit);
     let back = moved.transaction.begin_sending(token(10), Timestamp(2));
-    assert_eq!(back.unwrap_err(), Refused::NotOurClaim, "its owner comes back and may not send");
+    assert_eq!(back.unwrap_err(), MoveRefused::NotOurClaim, "its owner comes back and may not send");
     let begun = row.begin_sending(token(10), Timestamp(1)).unwrap().transaction;
     let taken = begun.take_over(&consumer("b"), token(11), true, Timestamp(2), &Timings::DEFAULT).unwrap().transaction;
     assert!(taken.outcome_unknown(), "it may have been sent");
@@ -323,18 +323,18 @@ fn a_claim_under_which_nothing_was_sent_is_given_up_at_once_when_its_owner_is_go
 fn a_second_claim_is_refused() {
     let row = claimed(Timestamp(0));
     let second = row.claim(&consumer("b"), token(11), &relayer("r2"), "test", Timestamp(1), &Timings::DEFAULT);
-    assert_eq!(second.unwrap_err(), Refused::Claimed);
+    assert_eq!(second.unwrap_err(), MoveRefused::Claimed);
 }
 
 #[test]
 fn a_live_claim_cannot_be_taken_over_and_a_late_finish_is_refused() {
     let row = claimed(Timestamp(0));
     let early = row.take_over(&consumer("b"), token(11), false, Timestamp(64_999), &Timings::DEFAULT);
-    assert_eq!(early.unwrap_err(), Refused::NotOurClaim);
+    assert_eq!(early.unwrap_err(), MoveRefused::NotOurClaim);
     let taken =
         row.take_over(&consumer("b"), token(11), false, Timestamp(65_000), &Timings::DEFAULT).unwrap().transaction;
     let late = taken.bind(token(10), &RelayerTxId("oz-1".into()), None, "test", Timestamp(66_000), &Timings::DEFAULT);
-    assert_eq!(late.unwrap_err(), Refused::NotOurClaim);
+    assert_eq!(late.unwrap_err(), MoveRefused::NotOurClaim);
     assert!(
         row.take_over(&consumer("b"), token(11), true, Timestamp(1), &Timings::DEFAULT).is_ok(),
         "its owner is gone"
@@ -503,17 +503,17 @@ fn what_may_have_been_sent_does_not_fail_for_being_too_late() {
         .unwrap()
         .transaction;
     let late = |row: &Transaction, may_pass| row.fail_unsent("late", may_pass, Timestamp(2), &Timings::DEFAULT);
-    assert_eq!(late(&claimed, false).unwrap_err(), Refused::Claimed);
+    assert_eq!(late(&claimed, false).unwrap_err(), MoveRefused::Claimed);
     let unresolved = claimed
         .mark_unknown(token(1), "500", UnknownCause::Answered, Timestamp(2), &Timings::DEFAULT)
         .unwrap()
         .transaction;
-    assert_eq!(late(&unresolved, false).unwrap_err(), Refused::Claimed);
+    assert_eq!(late(&unresolved, false).unwrap_err(), MoveRefused::Claimed);
     let bound = claimed
         .bind(token(1), &RelayerTxId("x".into()), None, "test", Timestamp(2), &Timings::DEFAULT)
         .unwrap()
         .transaction;
-    assert_eq!(late(&bound, false).unwrap_err(), Refused::Bound);
+    assert_eq!(late(&bound, false).unwrap_err(), MoveRefused::Bound);
     let released = claimed.release(token(1), "paused", Timestamp(2), &Timings::DEFAULT).unwrap().transaction;
     let failed = late(&released, false).unwrap().transaction;
     assert_eq!((failed.status, failed.failed_by), (Status::Failed, Some(FailedBy::Consumer)));
