@@ -71,13 +71,13 @@ impl Blocks {
             return None;
         }
         let asked = clock.timeout_at(since + self.patience, self.ask(row, hash)).await;
-        match asked.unwrap_or_else(|late| Err(Trouble::Chain(ChainError::Unreachable(late.into())))) {
+        match asked.unwrap_or_else(|late| Err(BlockLookupError::Chain(ChainError::Unreachable(late.into())))) {
             Ok(Some(row)) => {
                 self.answered("found");
                 Some(row)
             }
             // One unreadable answer does not mean that the chain is down.
-            Ok(None) | Err(Trouble::Chain(ChainError::Unreadable(_) | ChainError::TooLong)) => {
+            Ok(None) | Err(BlockLookupError::Chain(ChainError::Unreadable(_) | ChainError::TooLong)) => {
                 self.answered("unknown");
                 self.unknown.add(row.id, clock.instant());
                 None
@@ -90,7 +90,7 @@ impl Blocks {
     }
 
     /// The row once it has its block; `None` if the chain knows no such transaction.
-    async fn ask(&self, row: &Transaction, hash: B256) -> Result<Option<Transaction>, Trouble> {
+    async fn ask(&self, row: &Transaction, hash: B256) -> Result<Option<Transaction>, BlockLookupError> {
         let Some(block) = self.chain.block_of(hash).await? else { return Ok(None) };
         let text = row.hash.as_deref().unwrap_or_default();
         // From the stored row: `row` may have come from a relayer, and another request may have stored the block.
@@ -108,7 +108,7 @@ impl Blocks {
         }
     }
 
-    fn gave_no_answer(&self, failure: &Trouble) {
+    fn gave_no_answer(&self, failure: &BlockLookupError) {
         counter!("baton_blocks_total", "result" => "failed").increment(1);
         if self.pause().begin(self.guarded.clock.instant()) {
             warn!(action = "chain_unavailable", "the chain lookup failed; statuses omit the block number: {failure}");
@@ -139,7 +139,7 @@ fn read_hash(text: &str) -> Option<B256> {
 
 /// Why there is no block.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum BlockLookupError {
     #[error(transparent)]
     Chain(#[from] ChainError),
     #[error(transparent)]
