@@ -36,7 +36,7 @@ pub struct ChainCheck {
 
 /// What a look at the chain led to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Looked {
+pub enum ChainCheckResult {
     /// The row has moved.
     Settled,
     /// The chain does not decide it yet, for this reason.
@@ -45,16 +45,16 @@ pub enum Looked {
 
 /// What a row's relayer says of it now.
 #[derive(Debug, Clone, Copy)]
-pub enum RelayerWord<'a> {
+pub enum RelayerStatement<'a> {
     /// It reports this record.
     Says(&'a Report),
-    /// That it knows no such transaction.
+    /// It knows no such transaction.
     Forgotten,
     /// It did not answer.
     Silent,
 }
 
-impl<'a> RelayerWord<'a> {
+impl<'a> RelayerStatement<'a> {
     fn report(self) -> Option<&'a Report> {
         if let Self::Says(report) = self { Some(report) } else { None }
     }
@@ -91,15 +91,21 @@ impl ChainCheck {
     }
 
     /// Settles a bound row as far as the chain allows.
-    pub async fn settle(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<Looked, StoreError> {
-        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
-        let said = word.report();
-        let looked = match self.look(row, word).await {
+    pub async fn settle(
+        &self,
+        row: &Transaction,
+        statement: RelayerStatement<'_>,
+    ) -> Result<ChainCheckResult, StoreError> {
+        let Some(binding) = &row.binding else { return Ok(ChainCheckResult::Settled) };
+        let said = statement.report();
+        let looked = match self.look(row, statement).await {
             Ok(looked) => looked,
-            Err(Trouble::Store(failure)) => return Err(failure),
-            Err(Trouble::Chain(failure)) => Looked::Open(format!("the chain gives no answer: {failure}")),
+            Err(ChainCheckError::Store(failure)) => return Err(failure),
+            Err(ChainCheckError::Chain(failure)) => {
+                ChainCheckResult::Open(format!("the chain gives no answer: {failure}"))
+            }
         };
-        let Looked::Open(why) = &looked else { return Ok(looked) };
+        let ChainCheckResult::Open(why) = &looked else { return Ok(looked) };
         counter!("baton_chain_checks_total", "finding" => "open").increment(1);
         let now = self.guarded.clock.now();
         let pause = (now.since(row.updated_at) / 4).clamp(PAUSE_MIN, PAUSE_MAX);
@@ -129,14 +135,18 @@ impl ChainCheck {
             return Ok(false);
         }
         match self.by_hash(row, Some(said)).await {
-            Ok(looked) => Ok(looked == Some(Looked::Settled)),
-            Err(Trouble::Store(failure)) => Err(failure),
-            Err(Trouble::Chain(_)) => Ok(false),
+            Ok(looked) => Ok(looked == Some(ChainCheckResult::Settled)),
+            Err(ChainCheckError::Store(failure)) => Err(failure),
+            Err(ChainCheckError::Chain(_)) => Ok(false),
         }
     }
 
     /// Looks a row up by its hash; `None` if the chain has no transaction of this row under it.
-    async fn by_hash(&self, row: &Transaction, said: Option<&Report>) -> Result<Option<Looked>, Trouble> {
+    async fn by_hash(
+        &self,
+        row: &Transaction,
+        said: Option<&Report>,
+    ) -> Result<Option<ChainCheckResult>, ChainCheckError> {
         let Some(binding) = &row.binding else { return Ok(None) };
         let hash = said.and_then(|said| said.hash.as_deref()).or(row.hash.as_deref());
         let Some(hash) = hash.and_then(|hash| hash.parse::<B256>().ok()) else { return Ok(None) };
@@ -154,18 +164,22 @@ impl ChainCheck {
         if (agreed && believed) || self.reader.is_final(receipt.block, self.reader.head().await?) {
             return self.executed(row, &mined, from, receipt, said.filter(|_| agreed)).await.map(Some);
         }
-        Ok(Some(Looked::Open("it is in a block that is not final yet".to_owned())))
+        Ok(Some(ChainCheckResult::Open("it is in a block that is not final yet".to_owned())))
     }
 
-    async fn look(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<Looked, Trouble> {
-        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
-        let said = word.report().filter(|said| said.tx_id == binding.tx_id);
+    async fn look(
+        &self,
+        row: &Transaction,
+        statement: RelayerStatement<'_>,
+    ) -> Result<ChainCheckResult, ChainCheckError> {
+        let Some(binding) = &row.binding else { return Ok(ChainCheckResult::Settled) };
+        let said = statement.report().filter(|said| said.tx_id == binding.tx_id);
         if let Some(looked) = self.by_hash(row, said).await? {
             return Ok(looked);
         }
         let confirmed = said.is_some_and(|said| said.status == ReportedStatus::Confirmed);
         let Some(address) = self.address(row, &binding.relayer).await else {
-            return Ok(Looked::Open("the relayer's address is not known".to_owned()));
+            return Ok(ChainCheckResult::Open("the relayer's address is not known".to_owned()));
         };
         let history = self.reader.history(address, since(row, said)).await?;
         let nonce = said.and_then(|said| said.nonce).or(binding.nonce);
@@ -173,10 +187,10 @@ impl ChainCheck {
         match judge(&row.call, nonce, &history, &equal) {
             ChainFinding::Executed(mined) => {
                 if !self.reader.is_final(mined.block, history.head) {
-                    return Ok(Looked::Open("it is in a block that is not final yet".to_owned()));
+                    return Ok(ChainCheckResult::Open("it is in a block that is not final yet".to_owned()));
                 }
                 let Some(receipt) = self.reader.receipt(mined.hash).await? else {
-                    return Ok(Looked::Open("its receipt is missing".to_owned()));
+                    return Ok(ChainCheckResult::Open("its receipt is missing".to_owned()));
                 };
                 self.executed(row, mined, address, receipt, None).await
             }
@@ -185,64 +199,64 @@ impl ChainCheck {
                 // A relayer may have signed the call under a second nonce that waits to be mined.
                 let gives_up = async || match self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
                     Ok(()) => self.not_executed(row, &why).await,
-                    Err(open) => Ok(Looked::Open(open)),
+                    Err(open) => Ok(ChainCheckResult::Open(open)),
                 };
-                match word {
-                    // The relayer's word that a no-op, or another call, took its place is now proven.
-                    RelayerWord::Says(said) if confirmed && !row.call.is_still(said) => {
+                match statement {
+                    // The relayer's statement that a no-op, or another call, took its place is now proven.
+                    RelayerStatement::Says(said) if confirmed && !row.call.is_still(said) => {
                         if let Err(open) = self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
-                            return Ok(Looked::Open(open));
+                            return Ok(ChainCheckResult::Open(open));
                         }
                         let mut proven = said.clone();
                         (proven.hash, proven.block_number) = (Some(other.hash.to_string()), Some(other.block));
                         self.guarded.apply(row.id, &proven, Origin::Chain).await?;
-                        Ok(Looked::Settled)
+                        Ok(ChainCheckResult::Settled)
                     }
-                    RelayerWord::Says(said) if said.status.is_over() => {
+                    RelayerStatement::Says(said) if said.status.is_over() => {
                         if confirmed {
                             unfounded_confirmation(row);
                         }
                         gives_up().await
                     }
-                    RelayerWord::Forgotten if self.is_long_forgotten(row) => gives_up().await,
-                    _ => {
-                        Ok(Looked::Open("another call used its nonce, but the relayer has not given it up".to_owned()))
-                    }
+                    RelayerStatement::Forgotten if self.is_long_forgotten(row) => gives_up().await,
+                    _ => Ok(ChainCheckResult::Open(
+                        "another call used its nonce, but the relayer has not given it up".to_owned(),
+                    )),
                 }
             }
-            ChainFinding::Contested => Ok(Looked::Open(CONTESTED.to_owned())),
-            ChainFinding::Open => Ok(Looked::Open("its nonce is not used for good yet".to_owned())),
+            ChainFinding::Contested => Ok(ChainCheckResult::Open(CONTESTED.to_owned())),
+            ChainFinding::Open => Ok(ChainCheckResult::Open("its nonce is not used for good yet".to_owned())),
             // A record that the relayer lost, or canceled, before it signed it. Nothing that waits to be mined may be this
             // call.
             ChainFinding::Unproven(why) => {
                 let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
-                let gone = match word {
-                    RelayerWord::Forgotten if self.is_long_forgotten(row) => "the relayer has lost it",
-                    RelayerWord::Says(said) if row.is_cancel_certain(said, now, timings) => {
+                let gone = match statement {
+                    RelayerStatement::Forgotten if self.is_long_forgotten(row) => "the relayer has lost it",
+                    RelayerStatement::Says(said) if row.is_cancel_certain(said, now, timings) => {
                         "the relayer has canceled it unsigned"
                     }
-                    // Its word is believed unless the chain has the call, or may have it in a pool. Rows behind a nonce gap
-                    // must not wait for it.
-                    RelayerWord::Says(said) if row.failed_unsigned(said) || row.ended_unsigned(said) => {
+                    // Its statement is believed unless the chain has the call, or may have it in a pool. Rows behind a
+                    // nonce gap must not wait for it.
+                    RelayerStatement::Says(said) if row.failed_unsigned(said) || row.ended_unsigned(said) => {
                         if let Err(open) = self.ownerless_in_pool(row, &binding.relayer, &history).await? {
-                            return Ok(Looked::Open(open));
+                            return Ok(ChainCheckResult::Open(open));
                         }
                         if row.ended_unsigned(said) {
                             self.guarded.apply(row.id, said, Origin::Chain).await?;
-                            return Ok(Looked::Settled);
+                            return Ok(ChainCheckResult::Settled);
                         }
                         let reason = said.reason.as_deref().unwrap_or("no reason given");
                         let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");
                         return self.not_executed(row, &why).await;
                     }
-                    _ => return Ok(Looked::Open(why.to_owned())),
+                    _ => return Ok(ChainCheckResult::Open(why.to_owned())),
                 };
                 if nonce.is_some() || !row.is_unsigned() {
-                    return Ok(Looked::Open(why.to_owned()));
+                    return Ok(ChainCheckResult::Open(why.to_owned()));
                 }
                 match self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
                     Ok(()) => self.not_executed(row, &format!("{gone} and the chain does not have it")).await,
-                    Err(why) => Ok(Looked::Open(why)),
+                    Err(why) => Ok(ChainCheckResult::Open(why)),
                 }
             }
         }
@@ -270,15 +284,15 @@ impl ChainCheck {
         from: Address,
         receipt: Receipt,
         agrees: Option<&Report>,
-    ) -> Result<Looked, Trouble> {
-        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
+    ) -> Result<ChainCheckResult, ChainCheckError> {
+        let Some(binding) = &row.binding else { return Ok(ChainCheckResult::Settled) };
         let named = match binding.nonce {
             Some(nonce) => nonce == mined.nonce,
             None => row.hash == Some(mined.hash.to_string()),
         };
         let tx_id = if named { binding.tx_id.clone() } else { RelayerTxId(format!("chain:{}", mined.hash)) };
         if !named && !self.own(row, &tx_id, mined).await? {
-            return Ok(Looked::Open(CONTESTED.to_owned()));
+            return Ok(ChainCheckResult::Open(CONTESTED.to_owned()));
         }
         let mut report = self.report(row, &tx_id, mined, from, receipt).await;
         // The record of a relayer that is right is the result in confirm mode.
@@ -289,7 +303,7 @@ impl ChainCheck {
         counter!("baton_chain_checks_total", "finding" => finding).increment(1);
         info!(transactionId = %row.id, action = "chain_decided", hash = %mined.hash, block = receipt.block, "the chain says {finding}");
         self.guarded.apply(row.id, &report, Origin::Chain).await?;
-        Ok(Looked::Settled)
+        Ok(ChainCheckResult::Settled)
     }
 
     /// Makes the row the only owner of a transaction whose nonce its relayer did not name. Equal rows may find the same
@@ -356,8 +370,8 @@ impl ChainCheck {
         self.reader.receipt(mined.hash).await.ok().flatten()
     }
 
-    async fn not_executed(&self, row: &Transaction, why: &str) -> Result<Looked, Trouble> {
-        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
+    async fn not_executed(&self, row: &Transaction, why: &str) -> Result<ChainCheckResult, ChainCheckError> {
+        let Some(binding) = &row.binding else { return Ok(ChainCheckResult::Settled) };
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
         let decide = |now_row: &Transaction| match &now_row.binding {
             Some(held) if held.tx_id == binding.tx_id => now_row.not_executed(why, now, timings),
@@ -369,10 +383,10 @@ impl ChainCheck {
                 counter!("baton_reroutes_total").increment(1);
                 info!(transactionId = %row.id, action = "chain_decided", "{why}; re-routed");
                 self.guarded.publish_again(&moved, moved.reroute_pause()).await;
-                Ok(Looked::Settled)
+                Ok(ChainCheckResult::Settled)
             }
-            Updated::Refused(MOVED, _) | Updated::Missing => Ok(Looked::Settled),
-            Updated::Refused(refused, _) => Ok(Looked::Open(refused.to_string())),
+            Updated::Refused(MOVED, _) | Updated::Missing => Ok(ChainCheckResult::Settled),
+            Updated::Refused(refused, _) => Ok(ChainCheckResult::Open(refused.to_string())),
         }
     }
 }
@@ -401,18 +415,18 @@ pub(super) const CONTESTED: &str = "the call was made, by an equal transaction o
 const MOVED: MoveRefused = MoveRefused::NotPossible("it has moved meanwhile");
 
 /// Why a look has no result.
-pub(super) enum Trouble {
+pub(super) enum ChainCheckError {
     Chain(ChainError),
     Store(StoreError),
 }
 
-impl From<ChainError> for Trouble {
+impl From<ChainError> for ChainCheckError {
     fn from(error: ChainError) -> Self {
         Self::Chain(error)
     }
 }
 
-impl From<StoreError> for Trouble {
+impl From<StoreError> for ChainCheckError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }

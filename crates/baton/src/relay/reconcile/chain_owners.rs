@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use alloy_primitives::Address;
 
-use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, Trouble};
+use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, ChainCheckError};
 use super::chain_proof::{ChainFinding, EqualRows, candidates, judge, open_nonces, unsettled_nonces};
 use super::relayer_list::RelayerListing;
 use crate::mutations::Mutation;
@@ -43,8 +43,8 @@ impl ChainCheck {
     ) -> Result<ClaimOnChain, StoreError> {
         match self.look_for_claim(row, claim, listing).await {
             Ok(found) => Ok(found),
-            Err(Trouble::Store(failure)) => Err(failure),
-            Err(Trouble::Chain(failure)) => {
+            Err(ChainCheckError::Store(failure)) => Err(failure),
+            Err(ChainCheckError::Chain(failure)) => {
                 Ok(ClaimOnChain::Undecided(format!("the chain gives no answer: {failure}")))
             }
         }
@@ -55,7 +55,7 @@ impl ChainCheck {
         row: &Transaction,
         claim: &Claim,
         listing: Option<&RelayerListing>,
-    ) -> Result<ClaimOnChain, Trouble> {
+    ) -> Result<ClaimOnChain, ChainCheckError> {
         let Some(address) = self.address(row, &claim.relayer).await else {
             return Ok(ClaimOnChain::Undecided("the relayer's address is not known".to_owned()));
         };
@@ -103,7 +103,7 @@ impl ChainCheck {
         relayer: &RelayerUrl,
         history: &AccountHistory,
         listing: Option<&RelayerListing>,
-    ) -> Result<Result<(), String>, Trouble> {
+    ) -> Result<Result<(), String>, ChainCheckError> {
         let Some(client) = self.pool.ask_one(relayer) else {
             return Ok(Err("its relayer is no longer configured".to_owned()));
         };
@@ -142,7 +142,7 @@ impl ChainCheck {
         row: &Transaction,
         relayer: &RelayerUrl,
         history: &AccountHistory,
-    ) -> Result<Result<(), String>, Trouble> {
+    ) -> Result<Result<(), String>, ChainCheckError> {
         let pool = open_nonces(history, None);
         if pool.is_empty() || Mutation::IgnoresPool.is_on() {
             return Ok(Ok(()));
@@ -174,7 +174,7 @@ impl ChainCheck {
         row: &Transaction,
         relayer: &RelayerUrl,
         history: &AccountHistory,
-    ) -> Result<EqualRows, Trouble> {
+    ) -> Result<EqualRows, ChainCheckError> {
         let (mut taken, mut made) = (HashSet::new(), HashSet::new());
         for candidate in candidates(&row.call, history) {
             made.insert(candidate.nonce);

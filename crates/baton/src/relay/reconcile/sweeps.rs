@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::config::RelayMode;
-use crate::relay::reconcile::chain_check::{ChainCheck, Looked, RelayerWord};
+use crate::relay::reconcile::chain_check::{ChainCheck, ChainCheckResult, RelayerStatement};
 use crate::relay::reconcile::unknown_outcomes::UnknownOutcomes;
 use crate::relay::relayer::client::{RelayerClient, describe};
 use crate::relay::relayer::pool::Pool;
@@ -256,7 +256,7 @@ impl Reconciler {
             return Ok(None);
         }
         let Some(client) = self.pool.ask_one(&binding.relayer) else {
-            if self.settled_by_chain(row, RelayerWord::Silent).await? {
+            if self.settled_by_chain(row, RelayerStatement::Silent).await? {
                 return Ok(None);
             }
             // No relayer is left to ask: shown like one that has forgotten the transaction, for an operator to settle.
@@ -271,7 +271,7 @@ impl Reconciler {
         match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
             Ok(Some(report)) if row.call.is_replaced_in(&report) => {
                 counter!("baton_reconciler_total", "finding" => "another-call").increment(1);
-                if !self.settled_by_chain(row, RelayerWord::Forgotten).await? {
+                if !self.settled_by_chain(row, RelayerStatement::Forgotten).await? {
                     self.forgotten(row, Forgotten::AnotherCall, now + pause).await?;
                 }
                 Ok(None)
@@ -282,14 +282,14 @@ impl Reconciler {
                 }
                 if self.is_idle(row, &report) {
                     self.cancel(row, &client, now + pause.min(self.guarded.timings.cancel_settles())).await?;
-                } else if !self.settled_by_chain(row, RelayerWord::Says(&report)).await? {
+                } else if !self.settled_by_chain(row, RelayerStatement::Says(&report)).await? {
                     self.look_again_if_due(row, now + pause).await?;
                 }
                 Ok(None)
             }
             Ok(None) => {
                 counter!("baton_reconciler_total", "finding" => "forgotten").increment(1);
-                if self.settled_by_chain(row, RelayerWord::Forgotten).await? {
+                if self.settled_by_chain(row, RelayerStatement::Forgotten).await? {
                     return Ok(None);
                 }
                 self.forgotten(row, Forgotten::NotKnown, now + pause).await?;
@@ -297,7 +297,7 @@ impl Reconciler {
             }
             Err(failure) => {
                 info!(transactionId = %row.id, action = "no_news", relayer = %binding.relayer, "{}", describe(&failure));
-                if self.settled_by_chain(row, RelayerWord::Silent).await? {
+                if self.settled_by_chain(row, RelayerStatement::Silent).await? {
                     return Ok(Some(binding.relayer.clone()));
                 }
                 self.look_again_if_due(row, now + pause).await?;
@@ -347,12 +347,12 @@ impl Reconciler {
         }
     }
 
-    /// Looks a row up on the chain if its relayer's word needs that, or it has been silent for long. Returns whether the
-    /// row was settled or its next look was set.
-    async fn settled_by_chain(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<bool, StoreError> {
+    /// Looks a row up on the chain if its relayer's statement needs that, or it has been silent for long. Returns whether
+    /// the row was settled or its next look was set.
+    async fn settled_by_chain(&self, row: &Transaction, statement: RelayerStatement<'_>) -> Result<bool, StoreError> {
         let Some(chain) = &self.chain else { return Ok(false) };
-        let said = if let RelayerWord::Says(said) = word { Some(said) } else { None };
-        let forgotten = matches!(word, RelayerWord::Forgotten);
+        let said = if let RelayerStatement::Says(said) = statement { Some(said) } else { None };
+        let forgotten = matches!(statement, RelayerStatement::Forgotten);
         let now = self.guarded.clock.now();
         let ended = said.is_some_and(|said| row.needs_chain(said, now, &self.guarded.timings));
         let wanted = ended || forgotten || chain.is_overdue(row);
@@ -365,9 +365,9 @@ impl Reconciler {
         if row.status.is_final() || row.binding.as_ref().map(|binding| &binding.tx_id) != asked {
             return Ok(true);
         }
-        Ok(match chain.settle(&row, word).await? {
-            Looked::Settled => true,
-            Looked::Open(_) => said.is_some_and(|said| said.status.is_over()),
+        Ok(match chain.settle(&row, statement).await? {
+            ChainCheckResult::Settled => true,
+            ChainCheckResult::Open(_) => said.is_some_and(|said| said.status.is_over()),
         })
     }
 
