@@ -373,9 +373,9 @@ pub(super) const FORGET_PAGES_MAX: usize = 50;
 /// How far a store has looked for old events without a delivery. An event with one is deleted with its last delivery, so
 /// there is no need to look at it again; now and then it starts anew, for what was overlooked.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Forgotten(Arc<Mutex<Option<(Timestamp, EventPlace)>>>);
+pub(super) struct OrphanedEventScan(Arc<Mutex<Option<(Timestamp, EventPlace)>>>);
 
-impl Forgotten {
+impl OrphanedEventScan {
     /// Duration of a pass, at least.
     const ANEW_EVERY: Duration = Duration::from_secs(3600);
 

@@ -48,7 +48,7 @@ use crate::relay::state::transaction::{
     ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use crate::relay::store::coalescer::Coalescer;
-use crate::relay::store::notifications::Forgotten;
+use crate::relay::store::notifications::OrphanedEventScan;
 use crate::timestamp::Timestamp;
 
 pub use self::pool::MySqlOptions;
@@ -61,7 +61,7 @@ pub struct MySqlStore {
     saves: Coalescer<Moved, Saved>,
     /// Concurrent reads share a statement.
     gets: Coalescer<TransactionId, Option<Transaction>>,
-    forgotten: Forgotten,
+    forgotten: OrphanedEventScan,
 }
 
 /// Maximum number of relayer transactions in one query.
@@ -83,7 +83,7 @@ impl MySqlStore {
             let pool = Arc::clone(&getting);
             async move { get::get_many(&pool, &ids).await }
         });
-        Ok(Self { pool, saves, gets, forgotten: Forgotten::default() })
+        Ok(Self { pool, saves, gets, forgotten: OrphanedEventScan::default() })
     }
 
     /// Brings the schema up to date, one process at a time; returns how many steps were taken.

@@ -33,14 +33,14 @@ use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{
     ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
-use crate::relay::store::notifications::Forgotten;
+use crate::relay::store::notifications::OrphanedEventScan;
 use crate::timestamp::Timestamp;
 
 /// The embedded store.
 #[derive(Clone)]
 pub struct SqliteStore {
     database: Database,
-    forgotten: Forgotten,
+    forgotten: OrphanedEventScan,
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
@@ -61,7 +61,7 @@ const MIGRATIONS: [&str; 11] = [
 impl SqliteStore {
     /// A store on this database, migrated.
     pub async fn open(database: &Database) -> Result<Self, StoreError> {
-        let store = Self { database: database.clone(), forgotten: Forgotten::default() };
+        let store = Self { database: database.clone(), forgotten: OrphanedEventScan::default() };
         store.migrate().await?;
         Ok(store)
     }
@@ -70,7 +70,7 @@ impl SqliteStore {
     pub async fn open_existing(database: &Database) -> Result<Self, StoreError> {
         const TABLE: &str = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'schema_version'";
         const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM schema_version";
-        let store = Self { database: database.clone(), forgotten: Forgotten::default() };
+        let store = Self { database: database.clone(), forgotten: OrphanedEventScan::default() };
         let found = store.read(|connection| {
             let is_there = connection.prepare(TABLE)?.exists([])?;
             if is_there { connection.query_row(VERSION, [], |row| row.get(0)) } else { Ok(0) }
