@@ -27,7 +27,7 @@ use std::time::Duration;
 use baton::config::RelayMode;
 use baton::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use baton::relay::state::transaction::{
-    ConsumerId, Forgotten, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
+    ConsumerId, Kind, Progress, RecordLost, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
     UnknownCause,
 };
 use baton::relay::store::{Due, Filter, Saved, StoreError};
@@ -71,7 +71,7 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     moves.push(
         moves[2].transaction.bind(token, &RelayerTxId("oz".into()), Some("0xf"), "t", now, &fixture.timings).unwrap(),
     );
-    moves.push(moves[3].transaction.forgotten(Forgotten::NotKnown, now, now).unwrap());
+    moves.push(moves[3].transaction.forgotten(RecordLost::NotKnown, now, now).unwrap());
     moves.push(moves[4].transaction.resolve_fail(now).unwrap());
     for moved in moves {
         assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
@@ -364,7 +364,7 @@ async fn the_records_bound_last_to_a_relayer_are_known(fixture: &StoreFixture) {
     assert_eq!(store.open_at(&relayer, 2).await.unwrap().len(), 2);
     assert_eq!(store.open_at(&other, 10).await.unwrap(), []);
     assert_eq!(store.forgotten_at(&relayer, Timestamp(0), HOUR).await.unwrap(), 0);
-    let forgotten = moved.transaction.forgotten(Forgotten::NotKnown, later, later).unwrap();
+    let forgotten = moved.transaction.forgotten(RecordLost::NotKnown, later, later).unwrap();
     assert!(matches!(store.save(&forgotten).await.unwrap(), Saved::Yes { .. }));
     assert_eq!(store.forgotten_at(&relayer, later, HOUR).await.unwrap(), 1);
     assert_eq!(store.forgotten_at(&relayer, far, HOUR).await.unwrap(), 0);
@@ -412,7 +412,7 @@ async fn open_rows_claims_and_unknown_outcomes_are_counted(fixture: &StoreFixtur
     let outcome_unknown = Filter { outcome_unknown: true, ..Filter::default() };
     let unresolved = fixture.store.list(&outcome_unknown, None, 10).await.unwrap();
     assert_eq!(unresolved.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed.id]);
-    let forgotten = bound.forgotten(Forgotten::NotKnown, now, now).unwrap();
+    let forgotten = bound.forgotten(RecordLost::NotKnown, now, now).unwrap();
     fixture.store.save(&forgotten).await.unwrap();
     assert_eq!(fixture.store.counts().await.unwrap().forgotten, 1);
     assert_eq!(fixture.store.list(&outcome_unknown, None, 10).await.unwrap().len(), 2);

@@ -24,7 +24,7 @@ use crate::relay::relayer::client::{RelayerClient, describe};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::relayer::wire;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{ConsumerId, Forgotten, MoveRefused, Progress, RelayerUrl, Transaction};
+use crate::relay::state::transaction::{ConsumerId, MoveRefused, Progress, RecordLost, RelayerUrl, Transaction};
 use crate::relay::store::{Due, EARLY_WEBHOOK_LIFETIME, StoreError};
 use crate::relay::update::guarded_store::{Applied, GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -261,7 +261,7 @@ impl Reconciler {
             }
             // No relayer is left to ask: shown like one that has forgotten the transaction, for an operator to settle.
             counter!("baton_reconciler_total", "finding" => "relayer-gone").increment(1);
-            self.forgotten(row, Forgotten::NotKnown, now + pause).await?;
+            self.forgotten(row, RecordLost::NotKnown, now + pause).await?;
             return Ok(None);
         };
         if skip {
@@ -272,7 +272,7 @@ impl Reconciler {
             Ok(Some(report)) if row.call.is_replaced_in(&report) => {
                 counter!("baton_reconciler_total", "finding" => "another-call").increment(1);
                 if !self.settled_by_chain(row, RelayerStatement::Forgotten).await? {
-                    self.forgotten(row, Forgotten::AnotherCall, now + pause).await?;
+                    self.forgotten(row, RecordLost::AnotherCall, now + pause).await?;
                 }
                 Ok(None)
             }
@@ -292,7 +292,7 @@ impl Reconciler {
                 if self.settled_by_chain(row, RelayerStatement::Forgotten).await? {
                     return Ok(None);
                 }
-                self.forgotten(row, Forgotten::NotKnown, now + pause).await?;
+                self.forgotten(row, RecordLost::NotKnown, now + pause).await?;
                 Ok(None)
             }
             Err(failure) => {
@@ -371,7 +371,7 @@ impl Reconciler {
         })
     }
 
-    async fn forgotten(&self, row: &Transaction, how: Forgotten, again_at: Timestamp) -> Result<(), StoreError> {
+    async fn forgotten(&self, row: &Transaction, how: RecordLost, again_at: Timestamp) -> Result<(), StoreError> {
         let Some(asked) = &row.binding else { return Ok(()) };
         if asked.forgotten_since.is_none() {
             let (relayer, tx_id) = (&asked.relayer, &asked.tx_id);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::transaction::{
-    Binding, Claim, ConsumerId, FailedBy, Forgotten, Kind, MoveRefused, Moved, NextStep, Progress, RelayerTxId,
+    Binding, Claim, ConsumerId, FailedBy, Kind, MoveRefused, Moved, NextStep, Progress, RecordLost, RelayerTxId,
     RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause, UnknownOutcome,
 };
 use crate::config::Timings;
@@ -392,7 +392,7 @@ impl Transaction {
     }
 
     /// Records that the relayer knows no such transaction, or has another call under its id.
-    pub fn forgotten(&self, how: Forgotten, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
+    pub fn forgotten(&self, how: RecordLost, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
         let first = binding.forgotten_since.is_none();

@@ -390,14 +390,14 @@ pub enum NextStep {
 
 /// Why a row's relayer can no longer say what became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forgotten {
+pub enum RecordLost {
     /// It knows no transaction of that id, or it is no longer configured.
     NotKnown,
     /// Its record of that id is another call: it was replaced there, or the id in the relayer's answer was wrong.
     AnotherCall,
 }
 
-impl Forgotten {
+impl RecordLost {
     /// For logs and timelines, between the relayer's name and the id.
     pub fn describe(self) -> &'static str {
         match self {

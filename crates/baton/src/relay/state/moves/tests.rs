@@ -145,7 +145,7 @@ fn moves() -> Vec<Move> {
     add("look again".into(), Box::new(|row, now| row.check_later(now + Duration::from_secs(9), now).ok()));
     add(
         "forgotten".into(),
-        Box::new(|row, now| row.forgotten(Forgotten::NotKnown, now + Duration::from_secs(9), now).ok()),
+        Box::new(|row, now| row.forgotten(RecordLost::NotKnown, now + Duration::from_secs(9), now).ok()),
     );
     add("abandon".into(), Box::new(|row, now| row.abandon("unreadable", now).ok()));
     add("replay".into(), Box::new(|row, now| row.replay(now, &Timings::DEFAULT).ok()));
