@@ -1,5 +1,5 @@
-//! Talks to one relayer. Its only judgement is what an answer proves: [`Answer`] separates "accepted", "certainly not
-//! accepted" and "outcome unknown", because a resend after a wrong guess is a double payment. The consumer
+//! Talks to one relayer. Its only judgement is what an answer proves: [`SubmissionAnswer`] separates "accepted",
+//! "certainly not accepted" and "outcome unknown", because a resend after a wrong guess is a double payment. The consumer
 //! (`relay/submit/consumer.rs`) acts on it.
 
 use std::sync::{Arc, RwLock};
@@ -61,7 +61,7 @@ impl Target {
 
 /// What the answer to a submission proves.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
+pub enum SubmissionAnswer {
     /// The relayer has it.
     Accepted(Box<Report>),
     /// The item itself was refused; the same would happen anywhere.
@@ -234,11 +234,11 @@ impl RelayerClient {
 
     /// Submits a call. Nothing is sent once the fence has closed: by then another process may have taken the claim
     /// over, and a process that was stopped and continued must not act on it.
-    pub async fn submit(&self, call: &Call, fence: SendFence, timeout: Duration) -> Answer {
+    pub async fn submit(&self, call: &Call, fence: SendFence, timeout: Duration) -> SubmissionAnswer {
         let target = match self.known_target(timeout).await {
             Ok(target) => target,
             Err(error) => {
-                return Answer::NotTaken { why: NotTaken::Fault, detail: describe(&error) };
+                return SubmissionAnswer::NotTaken { why: NotTaken::Fault, detail: describe(&error) };
             }
         };
         let url = match target.dialect {
@@ -250,7 +250,7 @@ impl RelayerClient {
         match self.transport.send(Request { fence: Some(fence), ..request }).await {
             Ok(answer) => match judge_answer(answer.status, &answer.headers, &text(&answer)) {
                 // A proxy may have exchanged the answers of two relayers.
-                Answer::Accepted(report) if target.is_foreign(&report) => Answer::Unknown {
+                SubmissionAnswer::Accepted(report) if target.is_foreign(&report) => SubmissionAnswer::Unknown {
                     reason: format!("the answer is about a transaction of another account ({})", report.tx_id),
                     answered: true,
                 },
@@ -386,47 +386,51 @@ impl From<TransportError> for RelayerError {
 }
 
 /// What a submission without a whole answer proves.
-fn judge_failure(error: TransportError) -> Answer {
+fn judge_failure(error: TransportError) -> SubmissionAnswer {
     if let Some(status) = error.status {
         let reason = format!("the answer broke off after status {status}: {}", describe(&error.into()));
-        return Answer::Unknown { reason, answered: false };
+        return SubmissionAnswer::Unknown { reason, answered: false };
     }
     match error.kind {
-        TransportFailure::Fenced => Answer::NotTaken { why: NotTaken::Fenced, detail: error.cause },
+        TransportFailure::Fenced => SubmissionAnswer::NotTaken { why: NotTaken::Fenced, detail: error.cause },
         TransportFailure::NoConnection => {
-            Answer::NotTaken { why: NotTaken::Fault, detail: format!("no connection: {}", error.cause) }
+            SubmissionAnswer::NotTaken { why: NotTaken::Fault, detail: format!("no connection: {}", error.cause) }
         }
-        TransportFailure::TimedOut => Answer::Unknown { reason: "no answer in time".to_owned(), answered: false },
+        TransportFailure::TimedOut => {
+            SubmissionAnswer::Unknown { reason: "no answer in time".to_owned(), answered: false }
+        }
         TransportFailure::Lost | TransportFailure::AnswerTooLong => {
-            Answer::Unknown { reason: format!("the connection was lost: {}", error.cause), answered: false }
+            SubmissionAnswer::Unknown { reason: format!("the connection was lost: {}", error.cause), answered: false }
         }
     }
 }
 
 /// What an answer proves.
-fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Answer {
+fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> SubmissionAnswer {
     let said = || format!("{}: {}", status.as_u16(), wire::read_error(text));
     match status.as_u16() {
         200..=299 => {
             let record = serde_json::from_str::<Value>(text).ok().as_ref().and_then(wire::read_record);
             match record {
-                Some(report) => Answer::Accepted(Box::new(report)),
-                None => Answer::Unknown {
+                Some(report) => SubmissionAnswer::Accepted(Box::new(report)),
+                None => SubmissionAnswer::Unknown {
                     reason: format!("status {status} with a body that cannot be read"),
                     answered: true,
                 },
             }
         }
-        400 => Answer::Refused(wire::read_error(text)),
-        403 => Answer::NotTaken { why: NotTaken::Closed, detail: said() },
-        429 => Answer::NotTaken { why: NotTaken::Busy(retry_after(headers)), detail: said() },
-        401 | 404 => Answer::NotTaken { why: NotTaken::Fault, detail: said() },
+        400 => SubmissionAnswer::Refused(wire::read_error(text)),
+        403 => SubmissionAnswer::NotTaken { why: NotTaken::Closed, detail: said() },
+        429 => SubmissionAnswer::NotTaken { why: NotTaken::Busy(retry_after(headers)), detail: said() },
+        401 | 404 => SubmissionAnswer::NotTaken { why: NotTaken::Fault, detail: said() },
         // Never the relayer's own: something in between answers, and may have passed the request on.
-        300..=399 | 405 => Answer::Unknown { reason: said(), answered: true },
+        300..=399 | 405 => SubmissionAnswer::Unknown { reason: said(), answered: true },
         // 408: the server gave up waiting for a request that it may have had. 502 to 504 come from a proxy, or from a
         // handler that ran out of time: the work behind them may go on.
-        408 | 500.. => Answer::Unknown { reason: said(), answered: !matches!(status.as_u16(), 408 | 502..=504) },
-        _ => Answer::ClientError(said()),
+        408 | 500.. => {
+            SubmissionAnswer::Unknown { reason: said(), answered: !matches!(status.as_u16(), 408 | 502..=504) }
+        }
+        _ => SubmissionAnswer::ClientError(said()),
     }
 }
 

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::config::RelayMode;
 use crate::mutations::Mutation;
 use crate::relay::chain::Chain;
-use crate::relay::relayer::client::{Answer, NotTaken, describe};
+use crate::relay::relayer::client::{NotTaken, SubmissionAnswer, describe};
 use crate::relay::relayer::pool::{Chosen, Pool, Unavailable};
 use crate::relay::relayer::routing::Sent;
 use crate::relay::state::apply_report::Report;
@@ -233,16 +233,16 @@ impl Consumer {
             counter!("baton_submissions_total", "relayer" => relayer.0.clone(), "answer" => answer.name()).increment(1);
             chosen.answered(answer.relayer_health());
             match answer {
-                Answer::Accepted(report) => return self.bound(&claimed, token, *report).await,
-                Answer::Refused(reason) => return self.refused(&claimed, token, &reason).await,
-                Answer::ClientError(reason) => {
+                SubmissionAnswer::Accepted(report) => return self.bound(&claimed, token, *report).await,
+                SubmissionAnswer::Refused(reason) => return self.refused(&claimed, token, &reason).await,
+                SubmissionAnswer::ClientError(reason) => {
                     return self.record_unknown_outcome(&claimed, token, &reason, UnknownCause::ClientError).await;
                 }
-                Answer::Unknown { reason, answered } => {
+                SubmissionAnswer::Unknown { reason, answered } => {
                     let kind = if answered { UnknownCause::Answered } else { UnknownCause::Silent };
                     return self.record_unknown_outcome(&claimed, token, &reason, kind).await;
                 }
-                Answer::NotTaken { why, detail } => {
+                SubmissionAnswer::NotTaken { why, detail } => {
                     info!(transactionId = %id, action = "not_taken", relayer = %relayer, "{detail}");
                     let now = self.guarded.clock.now();
                     let released = self
@@ -492,7 +492,7 @@ fn handed_back() -> Outcome {
     Outcome::Retry { after: Duration::ZERO, reason: "the consumer is stopping".to_owned() }
 }
 
-impl Answer {
+impl SubmissionAnswer {
     fn name(&self) -> &'static str {
         match self {
             Self::Accepted(_) => "accepted",

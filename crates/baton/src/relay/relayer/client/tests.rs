@@ -7,27 +7,29 @@ use super::*;
 use crate::clock::Clock;
 use crate::relay::request::call::DirectRequest;
 
-fn judged(status: u16, text: &str) -> Answer {
+fn judged(status: u16, text: &str) -> SubmissionAnswer {
     judge_answer(StatusCode::from_u16(status).unwrap(), &HeaderMap::new(), text)
 }
 
 #[test]
 fn each_status_maps_to_what_it_proves() {
     let record = r#"{"success":true,"data":{"id":"a","status":"pending","from":"0x1"},"error":null}"#;
-    assert!(matches!(judged(200, record), Answer::Accepted(report) if report.tx_id.0 == "a"));
-    assert!(matches!(judged(200, "ok"), Answer::Unknown { .. }));
-    assert!(matches!(judged(200, r#"{"success":true,"data":null}"#), Answer::Unknown { .. }));
-    assert_eq!(judged(400, r#"{"error":"Gas too low"}"#), Answer::Refused("Gas too low".into()));
+    assert!(matches!(judged(200, record), SubmissionAnswer::Accepted(report) if report.tx_id.0 == "a"));
+    assert!(matches!(judged(200, "ok"), SubmissionAnswer::Unknown { .. }));
+    assert!(matches!(judged(200, r#"{"success":true,"data":null}"#), SubmissionAnswer::Unknown { .. }));
+    assert_eq!(judged(400, r#"{"error":"Gas too low"}"#), SubmissionAnswer::Refused("Gas too low".into()));
     for status in [401, 404] {
-        assert!(matches!(judged(status, ""), Answer::NotTaken { why: NotTaken::Fault, .. }), "{status}");
+        assert!(matches!(judged(status, ""), SubmissionAnswer::NotTaken { why: NotTaken::Fault, .. }), "{status}");
     }
-    assert!(matches!(judged(403, "Relayer paused"), Answer::NotTaken { why: NotTaken::Closed, .. }));
-    assert!(matches!(judged(429, ""), Answer::NotTaken { why: NotTaken::Busy(wait), .. } if wait > Duration::ZERO));
+    assert!(matches!(judged(403, "Relayer paused"), SubmissionAnswer::NotTaken { why: NotTaken::Closed, .. }));
+    assert!(
+        matches!(judged(429, ""), SubmissionAnswer::NotTaken { why: NotTaken::Busy(wait), .. } if wait > Duration::ZERO)
+    );
     for status in [302, 405, 408, 500, 502, 503, 504] {
-        assert!(matches!(judged(status, ""), Answer::Unknown { .. }), "{status}");
+        assert!(matches!(judged(status, ""), SubmissionAnswer::Unknown { .. }), "{status}");
     }
     for status in [409, 413, 422] {
-        assert!(matches!(judged(status, ""), Answer::ClientError(_)), "{status}");
+        assert!(matches!(judged(status, ""), SubmissionAnswer::ClientError(_)), "{status}");
     }
 }
 
@@ -70,8 +72,8 @@ async fn a_submission_answered_with_another_accounts_record_has_an_unknown_outco
         let fence = Clock::system().send_fence(Duration::from_secs(60));
         behind_proxy("a", from).submit(&call, fence, Duration::from_secs(1)).await
     };
-    assert!(matches!(answer(OWN).await, Answer::Accepted(_)));
-    assert!(matches!(answer(OTHER).await, Answer::Unknown { answered: true, .. }));
+    assert!(matches!(answer(OWN).await, SubmissionAnswer::Accepted(_)));
+    assert!(matches!(answer(OTHER).await, SubmissionAnswer::Unknown { answered: true, .. }));
 }
 
 /// A relayer without transactions; records how much of each answer may be read.
