@@ -227,7 +227,7 @@ impl TransactionStore for MySqlStore {
                 let indexed: Vec<_> = rows.iter().enumerate().collect();
                 let records = save::take_records(connection, &indexed).await;
                 match records {
-                    Ok(records) if records.values().any(|record| matches!(record, save::Record::OtherRow)) => {
+                    Ok(records) if records.values().any(|record| matches!(record, save::RecordOwner::OtherRow)) => {
                         return Ok(End::Undo(Err(StoreError::Conflict { constraint: RELAYER_TX_ID_UNIQUE })));
                     }
                     Ok(_) => {}

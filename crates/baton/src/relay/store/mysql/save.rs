@@ -38,7 +38,7 @@ pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved,
         return save_each(pool, moves).await;
     }
     match save(pool, moves).await {
-        Ok(Group::Saved(answers)) => answers.into_iter().map(Answer::into_result).collect(),
+        Ok(Group::Saved(answers)) => answers.into_iter().map(MoveResult::into_result).collect(),
         Ok(Group::InvalidValue(_)) if moves.len() > 1 => save_each(pool, moves).await,
         Ok(Group::InvalidValue(error)) => vec![Err(unavailable(error))],
         Ok(Group::TooManyDeliveries) => {
@@ -64,7 +64,7 @@ async fn save_each(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError
 }
 
 enum Group {
-    Saved(Vec<Answer>),
+    Saved(Vec<MoveResult>),
     /// The server rejects a value of one of the moves; nothing was saved.
     InvalidValue(sqlx::Error),
     /// It would write more than [`DELIVERIES_MAX`]; nothing was saved.
@@ -73,13 +73,13 @@ enum Group {
 
 /// The result of one move of a group.
 #[derive(Clone, Copy)]
-enum Answer {
+enum MoveResult {
     Saved(Saved),
     /// The relayer transaction already belongs to another row.
     Conflict,
 }
 
-impl Answer {
+impl MoveResult {
     fn into_result(self) -> Result<Saved, StoreError> {
         match self {
             Self::Saved(saved) => Ok(saved),
@@ -101,14 +101,14 @@ async fn save(pool: &Pool, moves: &[Moved]) -> Result<Group, StoreError> {
 }
 
 /// `None` if the moves would write too many deliveries for one commit.
-async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Option<Vec<Answer>>, sqlx::Error> {
+async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Option<Vec<MoveResult>>, sqlx::Error> {
     let marks = marks_of(moves.iter());
     let subscriptions = Subscriptions::read(connection, &marks).await?;
     if moves.len() > 1 && subscriptions.deliveries(&marks) > DELIVERIES_MAX {
         return Ok(None);
     }
     let versions = lock(connection, moves).await?;
-    let mut answers = vec![Answer::Saved(Saved::Stale); moves.len()];
+    let mut answers = vec![MoveResult::Saved(Saved::Stale); moves.len()];
     let (mut due, mut taken) = (Vec::new(), HashSet::new());
     for (place, moved) in moves.iter().enumerate() {
         let row = &moved.transaction;
@@ -120,13 +120,13 @@ async fn store(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<Opti
     let rows: Vec<_> = due.iter().map(|place| (*place, &moves[*place].transaction)).collect();
     let records = take_records(connection, &rows).await?;
     due.retain(|place| match records.get(place) {
-        Some(Record::OtherRow) => {
-            answers[*place] = Answer::Conflict;
+        Some(RecordOwner::OtherRow) => {
+            answers[*place] = MoveResult::Conflict;
             false
         }
         record => {
-            let early = matches!(record, Some(Record::New { early: true }));
-            answers[*place] = Answer::Saved(Saved::Yes { early });
+            let early = matches!(record, Some(RecordOwner::New { early: true }));
+            answers[*place] = MoveResult::Saved(Saved::Yes { early });
             true
         }
     });
@@ -164,7 +164,7 @@ async fn lock(connection: &mut MySqlConnection, moves: &[Moved]) -> Result<HashM
 }
 
 /// The owner of the relayer transaction that a row is bound to.
-pub(super) enum Record {
+pub(super) enum RecordOwner {
     /// The row itself, since this statement. `early`: webhooks about it arrived before.
     New { early: bool },
     /// The row itself, since an earlier move.
@@ -177,7 +177,7 @@ pub(super) enum Record {
 pub(super) async fn take_records(
     connection: &mut MySqlConnection,
     rows: &[(usize, &Transaction)],
-) -> Result<HashMap<usize, Record>, sqlx::Error> {
+) -> Result<HashMap<usize, RecordOwner>, sqlx::Error> {
     let bound: Vec<(usize, &Transaction, &String)> =
         rows.iter().filter_map(|(place, row)| Some((*place, *row, &row.binding.as_ref()?.tx_id.0))).collect();
     let mut records = HashMap::new();
@@ -196,12 +196,12 @@ pub(super) async fn take_records(
     let mut new = Vec::new();
     for (place, row, tx_id) in &bound {
         let record = match owners.get(tx_id.as_bytes()) {
-            Some(owner) if super::columns::parse_id(owner) == Some(row.id) => Record::Known,
-            Some(_) => Record::OtherRow,
+            Some(owner) if super::columns::parse_id(owner) == Some(row.id) => RecordOwner::Known,
+            Some(_) => RecordOwner::OtherRow,
             None => {
                 owners.insert(tx_id.as_bytes().to_vec(), id(row.id));
                 new.push((id(row.id), (*tx_id).clone()));
-                Record::New { early: false }
+                RecordOwner::New { early: false }
             }
         };
         records.insert(*place, record);
@@ -223,7 +223,7 @@ pub(super) async fn take_records(
         let rows = bind_padded(&sql, &names).fetch_all(connection).await?;
         let early = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<Vec<u8>>, _>>()?;
         for (place, _, tx_id) in &bound {
-            if let Some(Record::New { early: seen }) = records.get_mut(place) {
+            if let Some(RecordOwner::New { early: seen }) = records.get_mut(place) {
                 *seen = early.contains(tx_id.as_bytes());
             }
         }

@@ -23,7 +23,7 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 
 use self::columns::{COLUMNS, changes, insert, raw_row, update};
 use self::idempotency_keys::key_owner;
-use self::statements::{Record, accept, add_step, has_early, records_are_free, take_record};
+use self::statements::{RecordOwner, accept, add_step, has_early, records_are_free, take_record};
 use super::row::{PAGE_BYTES_MAX, RawRow};
 use super::{
     Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
@@ -327,9 +327,9 @@ impl TransactionStore for SqliteStore {
         let saved = self.write(move |connection| {
             let Some(changes) = changes(connection, &transaction)? else { return Ok(Some(Saved::Stale)) };
             let early = match take_record(connection, &transaction)? {
-                Record::OtherRow => return Ok(None),
-                Record::None | Record::Known => false,
-                Record::New => has_early(connection, &transaction)?,
+                RecordOwner::OtherRow => return Ok(None),
+                RecordOwner::None | RecordOwner::Known => false,
+                RecordOwner::New => has_early(connection, &transaction)?,
             };
             update(connection, &transaction, changes)?;
             for step in &steps {

@@ -58,7 +58,7 @@ fn nonce_taken_by(connection: &Connection, row: &Transaction) -> Result<Option<T
 
 /// The owner of the relayer transaction that a row is bound to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Record {
+pub(super) enum RecordOwner {
     /// The row is not bound.
     None,
     /// The row itself, since this statement.
@@ -70,21 +70,21 @@ pub(super) enum Record {
 }
 
 /// Makes a bound row the owner of its relayer transaction unless another row owns it.
-pub(super) fn take_record(connection: &Connection, row: &Transaction) -> Result<Record, rusqlite::Error> {
-    let Some(binding) = &row.binding else { return Ok(Record::None) };
+pub(super) fn take_record(connection: &Connection, row: &Transaction) -> Result<RecordOwner, rusqlite::Error> {
+    let Some(binding) = &row.binding else { return Ok(RecordOwner::None) };
     let id = row.id.0.as_bytes();
     let owner: Option<[u8; 16]> = connection
         .prepare_cached("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?1")?
         .query_row([&binding.tx_id.0], |row| row.get(0))
         .optional()?;
     match owner {
-        Some(owner) if owner == *id => Ok(Record::Known),
-        Some(_) => Ok(Record::OtherRow),
+        Some(owner) if owner == *id => Ok(RecordOwner::Known),
+        Some(_) => Ok(RecordOwner::OtherRow),
         None => {
             connection
                 .prepare_cached("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?1, ?2)")?
                 .execute(params![binding.tx_id.0, id])?;
-            Ok(Record::New)
+            Ok(RecordOwner::New)
         }
     }
 }
