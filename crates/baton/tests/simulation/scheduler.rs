@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
-use baton::relay::accept::intake::Request;
+use baton::relay::accept::intake::AcceptRequest;
 use baton::relay::observe::status::Found;
 use baton::relay::observe::webhook::receive_report;
 use baton::relay::reconcile::sweeps::Sweep;
@@ -330,7 +330,7 @@ impl Scheduler {
             let accepted = match post {
                 Post::Direct(content) => {
                     let request = direct_request(content);
-                    intake.accept(Request::Direct(&request), "client", None, deadline).await
+                    intake.accept(AcceptRequest::Direct(&request), "client", None, deadline).await
                 }
                 Post::Gasless(by, seconds) => {
                     let forward = {
@@ -338,7 +338,7 @@ impl Scheduler {
                         let nonce = world.next_nonce(signer(by)).max(world.executed(by));
                         Arc::new(forward(by, nonce, world.now / 1000 + seconds))
                     };
-                    intake.accept(Request::Gasless(&forward), "client", None, deadline).await
+                    intake.accept(AcceptRequest::Gasless(&forward), "client", None, deadline).await
                 }
             };
             let mut world = sim.w();

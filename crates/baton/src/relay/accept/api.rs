@@ -15,7 +15,7 @@ use crate::http::body::JsonBody;
 use crate::http::idempotency_header::read_idempotency_key;
 use crate::http::problem::{FieldProblem, Problem};
 use crate::relay::accept::gasless::Gasless;
-use crate::relay::accept::intake::{AcceptReceipt, Request, TransactionIntake, TransactionIntakeError};
+use crate::relay::accept::intake::{AcceptReceipt, AcceptRequest, TransactionIntake, TransactionIntakeError};
 use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::GaslessRequest;
 
@@ -46,7 +46,7 @@ async fn direct(
     drop(body);
     let key = read_idempotency_key(&headers)?;
     let deadline = state.intake.deadline();
-    let accepted = state.intake.accept(Request::Direct(&request), &caller, key, deadline).await;
+    let accepted = state.intake.accept(AcceptRequest::Direct(&request), &caller, key, deadline).await;
     accepted.map(answer).map_err(|failure| refusal(&failure))
 }
 
@@ -63,7 +63,7 @@ async fn gasless(
     let key = read_idempotency_key(&headers)?;
     let deadline = state.intake.deadline();
     let forward = Arc::new(gasless.signed(request, deadline).await?);
-    let request = Request::Gasless(&forward);
+    let request = AcceptRequest::Gasless(&forward);
     // A repeated request is answered before the checks, whose results may have changed since the first.
     if let Some(key) = key {
         let repeated = state.intake.repeated(request, &caller, key, deadline).await;

@@ -49,7 +49,7 @@ pub type RowWriter = Box<dyn Fn(NewTransaction) -> BoxFuture<'static, Result<Acc
 
 /// A client's request.
 #[derive(Debug, Clone, Copy)]
-pub enum Request<'a> {
+pub enum AcceptRequest<'a> {
     /// `POST /relay/direct`.
     Direct(&'a DirectRequest),
     /// `POST /relay/gasless`.
@@ -110,7 +110,7 @@ impl TransactionIntake {
     /// once.
     pub async fn repeated(
         &self,
-        request: Request<'_>,
+        request: AcceptRequest<'_>,
         api_key: &str,
         idempotency_key: &str,
         deadline: Instant,
@@ -137,7 +137,7 @@ impl TransactionIntake {
     /// idempotency key is answered with the transaction of the first one.
     pub async fn accept(
         &self,
-        request: Request<'_>,
+        request: AcceptRequest<'_>,
         api_key: &str,
         idempotency_key: Option<&str>,
         deadline: Instant,
@@ -267,7 +267,7 @@ impl TransactionIntake {
     }
 }
 
-impl Request<'_> {
+impl AcceptRequest<'_> {
     fn row(self, id: TransactionId, api_key: &str, now: Timestamp, timings: &Timings) -> Transaction {
         let api_key = api_key.to_owned();
         match self {
