@@ -24,12 +24,12 @@ use crate::clock::send_fence::SendFence;
 #[async_trait]
 pub trait Transport: Send + Sync + 'static {
     /// Sends one request. An error says how far the request may have got: see [`TransportError`].
-    async fn send(&self, request: Request) -> Result<Response, TransportError>;
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError>;
 }
 
 /// A request.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct HttpRequest {
     /// GET, POST or DELETE.
     pub method: Method,
     /// The full URL.
@@ -97,7 +97,7 @@ impl HttpTransport {
 
 #[async_trait]
 impl Transport for HttpTransport {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         let (timeout, answer_bytes_max) = (request.timeout, request.answer_bytes_max);
         let refused = Arc::new(AtomicBool::new(false));
         let call = self.call(request, &refused)?;
@@ -146,7 +146,11 @@ impl Transport for HttpTransport {
 }
 
 impl HttpTransport {
-    fn call(&self, request: Request, refused: &Arc<AtomicBool>) -> Result<hyper::Request<RequestBody>, TransportError> {
+    fn call(
+        &self,
+        request: HttpRequest,
+        refused: &Arc<AtomicBool>,
+    ) -> Result<hyper::Request<RequestBody>, TransportError> {
         let unusable = |cause: &dyn std::fmt::Display| TransportError {
             kind: TransportFailure::NoConnection,
             cause: format!("the request cannot be made: {cause}"),

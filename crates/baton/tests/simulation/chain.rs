@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
-use baton::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
+use baton::http::transport::{HttpRequest, Response, Transport, TransportError, TransportFailure};
 use relayer_sim::Broadcast;
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
@@ -411,7 +411,7 @@ pub struct SimChain {
 
 #[async_trait]
 impl Transport for SimChain {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         self.sim.turn().await;
         let mut world = self.sim.w();
         let node = usize::from(request.url.contains("node1"));

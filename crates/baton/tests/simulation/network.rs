@@ -10,7 +10,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
+use baton::http::transport::{HttpRequest, Response, Transport, TransportError, TransportFailure};
 use bytes::Bytes;
 use futures::future::{Either, select};
 use relayer_sim::{Event, Faults, Memory, PostFault, Record, Reply, SimRequest, SimResponse, Status};
@@ -60,7 +60,7 @@ pub fn failure(kind: TransportFailure) -> TransportError {
 
 #[async_trait]
 impl Transport for SimTransport {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         let deadline = self.sim.w().now + request.timeout.as_millis() as i64;
         // Connecting, and waiting for a free connection.
         self.sim.turn().await;
@@ -91,7 +91,7 @@ impl Transport for SimTransport {
 
 impl World {
     /// Writes a request: from here on it arrives or not, whatever its sender does.
-    fn write(&mut self, request: &Request, deadline: i64) -> Result<usize, TransportError> {
+    fn write(&mut self, request: &HttpRequest, deadline: i64) -> Result<usize, TransportError> {
         let rest = request.url.strip_prefix("http://relayer").unwrap();
         let node = usize::from(rest.starts_with('1'));
         let now = self.now;

@@ -17,9 +17,9 @@ fn transport() -> HttpTransport {
     HttpTransport::new(outgoing::client(limits).unwrap(), HeaderMap::new())
 }
 
-fn post(url: String, fence: Option<SendFence>, timeout: Duration) -> Request {
+fn post(url: String, fence: Option<SendFence>, timeout: Duration) -> HttpRequest {
     let body = Some(Bytes::from_static(BODY.as_bytes()));
-    Request { method: Method::POST, url, body, fence, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
+    HttpRequest { method: Method::POST, url, body, fence, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
 }
 
 async fn listen() -> (TcpListener, String) {
@@ -72,7 +72,7 @@ async fn bytes_of_a_request_that_is_given_up_are_dropped() {
     let transport = transport();
     // More than a server takes that does not read.
     let body = Some(Bytes::from(vec![b'x'; 16 << 20]));
-    let request = Request { body, ..post(url, None, Duration::from_millis(300)) };
+    let request = HttpRequest { body, ..post(url, None, Duration::from_millis(300)) };
     let (answer, accepted) = tokio::join!(transport.send(request), listener.accept());
     assert_eq!(answer.unwrap_err().kind, TransportFailure::TimedOut);
     let mut received = Vec::new();

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::config::{ChainConfig, ForwarderConfig};
 use crate::evm::parse_amount;
 use crate::http::outgoing::{self, ConnectionLimits};
-use crate::http::transport::{HttpTransport, Request, Transport, TransportError, TransportFailure};
+use crate::http::transport::{HttpRequest, HttpTransport, Transport, TransportError, TransportFailure};
 use crate::relay::request::call::Call;
 use crate::relay::request::forward::{DOMAIN_VERSION, Signer};
 use crate::relay::store::NUMBER_MAX;
@@ -310,7 +310,7 @@ impl Chain {
     }
 
     async fn post(&self, url: &Url, body: &Value) -> Result<Value, ChainError> {
-        let request = Request {
+        let request = HttpRequest {
             method: Method::POST,
             url: url.to_string(),
             body: Some(body.to_string().into()),

@@ -16,7 +16,7 @@ use super::wire::{self, Dialect, Listed, Page, RelayerStatus};
 use crate::clock::send_fence::SendFence;
 use crate::config::Secret;
 use crate::http::outgoing::{self, ConnectionLimits};
-use crate::http::transport::{HttpTransport, Request, Response, Transport, TransportError, TransportFailure};
+use crate::http::transport::{HttpRequest, HttpTransport, Response, Transport, TransportError, TransportFailure};
 use crate::relay::request::call::Call;
 use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{RelayerTxId, RelayerUrl};
@@ -247,7 +247,7 @@ impl RelayerClient {
         };
         let body = Bytes::from(wire::write_send(call, target.dialect).to_string());
         let request = self.request(Method::POST, url, Some(body), timeout);
-        match self.transport.send(Request { fence: Some(fence), ..request }).await {
+        match self.transport.send(HttpRequest { fence: Some(fence), ..request }).await {
             Ok(answer) => match judge_answer(answer.status, &answer.headers, &text(&answer)) {
                 // A proxy may have exchanged the answers of two relayers.
                 SubmissionAnswer::Accepted(report) if target.is_foreign(&report) => SubmissionAnswer::Unknown {
@@ -342,7 +342,7 @@ impl RelayerClient {
         answer_bytes_max: usize,
     ) -> Result<(Value, Option<Timestamp>), RelayerError> {
         let request = self.request(Method::GET, self.join(path), None, timeout);
-        let answer = self.transport.send(Request { answer_bytes_max, ..request }).await?;
+        let answer = self.transport.send(HttpRequest { answer_bytes_max, ..request }).await?;
         let clock = answer.headers.get(DATE).and_then(|date| Timestamp::parse_http(date.to_str().ok()?));
         if !answer.status.is_success() {
             let (status, detail) = (answer.status.as_u16(), wire::read_error(&text(&answer)));
@@ -352,8 +352,8 @@ impl RelayerClient {
         Ok((body, clock))
     }
 
-    fn request(&self, method: Method, url: String, body: Option<Bytes>, timeout: Duration) -> Request {
-        Request { method, url, body, fence: None, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
+    fn request(&self, method: Method, url: String, body: Option<Bytes>, timeout: Duration) -> HttpRequest {
+        HttpRequest { method, url, body, fence: None, timeout, answer_bytes_max: ANSWER_BYTES_MAX }
     }
 
     fn join(&self, path: &str) -> String {

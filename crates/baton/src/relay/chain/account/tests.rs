@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::clock::TimeSource;
 use crate::config::{ChainConfig, Secret};
-use crate::http::transport::{Request, Response, Transport, TransportError, TransportFailure};
+use crate::http::transport::{HttpRequest, Response, Transport, TransportError, TransportFailure};
 
 const ACCOUNT: Address = Address::repeat_byte(0xaa);
 /// Seconds between two blocks.
@@ -69,7 +69,7 @@ fn transaction(block: u64) -> Value {
 
 #[async_trait]
 impl Transport for Node {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         let body: Value = serde_json::from_slice(&request.body.unwrap()).unwrap();
         let answer = (self.state)(call).answer(body["method"].as_str().unwrap(), &body["params"]);
@@ -243,7 +243,7 @@ impl<F: Fn(&str, &str, &Value) -> Answered> Nodes<F> {
 
 #[async_trait]
 impl<F: Fn(&str, &str, &Value) -> Answered + Send + Sync + 'static> Transport for Nodes<F> {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         let body: Value = serde_json::from_slice(&request.body.unwrap()).unwrap();
         self.asked.lock().unwrap().push(body.to_string());
         match (self.answer)(&request.url, body["method"].as_str().unwrap(), &body["params"]) {

@@ -41,7 +41,7 @@ struct Proxy(Value);
 
 #[async_trait]
 impl Transport for Proxy {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         let relayer = json!({ "id": "relayer-a", "address": OWN, "paused": false, "system_disabled": false });
         let list = request.url.ends_with("/relayers");
         let body = if list { json!({ "data": [relayer] }) } else { json!({ "data": self.0 }) };
@@ -82,7 +82,7 @@ struct Recorder(Mutex<Vec<usize>>);
 
 #[async_trait]
 impl Transport for Recorder {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         self.0.lock().unwrap().push(request.answer_bytes_max);
         Proxy(json!([])).send(request).await
     }

@@ -59,7 +59,7 @@ struct Unhurried<T>(T);
 
 #[async_trait]
 impl<T: Transport> Transport for Unhurried<T> {
-    async fn send(&self, request: Request) -> Result<Response, TransportError> {
+    async fn send(&self, request: HttpRequest) -> Result<Response, TransportError> {
         tokio::task::yield_now().await;
         self.0.send(request).await
     }
