@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use self::output::{OutputError, complain};
 use crate::config::{Config, ConfigError, Service, render};
 
-/// Durable front end for OpenZeppelin Relayers: stores a transaction before answering, then submits it at most once. Also
-/// enrols users into a database in batches
+/// Durable front end for OpenZeppelin Relayers: stores a transaction before answering, then submits it at most once.
+/// Also enrols users into a database in batches
 #[derive(Parser)]
 #[command(name = "baton", version, max_term_width = 100)]
 #[command(after_help = "Configuration comes from the environment: `baton serve --help` lists the variables, as does\n\

@@ -237,7 +237,10 @@ impl TransactionIntake {
             Err(_) => Err(QueueError::OutcomeUnknown("no answer in time".into())),
         };
         let Err(failure) = sent else { return Ok(()) };
-        warn!(transactionId = %id, action = "not_queued", "the queue did not take the message; withdrawing the row: {failure}");
+        warn!(
+            transactionId = %id, action = "not_queued",
+            "the queue did not take the message; withdrawing the row: {failure}"
+        );
         let mut pause = Duration::from_millis(20);
         loop {
             let now = self.guarded.clock.now();
@@ -258,7 +261,10 @@ impl TransactionIntake {
                     pause *= 2;
                 }
                 Ok(Ok(Updated::Missing) | Err(_)) | Err(_) => {
-                    error!(transactionId = %id, action = "accept_unknown", "outcome unknown: the message was not queued and the row could not be withdrawn: {failure}");
+                    error!(
+                        transactionId = %id, action = "accept_unknown",
+                        "outcome unknown: the message was not queued and the row could not be withdrawn: {failure}"
+                    );
                     counter!("baton_accept_failures_total", "reason" => "unknown").increment(1);
                     return Err(TransactionIntakeError::OutcomeUnknown(id));
                 }

@@ -347,8 +347,8 @@ impl Reconciler {
         }
     }
 
-    /// Looks a row up on the chain if its relayer's statement needs that, or it has been silent for long. Returns whether
-    /// the row was settled or its next look was set.
+    /// Looks a row up on the chain if its relayer's statement needs that, or it has been silent for long. Returns
+    /// whether the row was settled or its next look was set.
     async fn settled_by_chain(&self, row: &Transaction, statement: RelayerStatement<'_>) -> Result<bool, StoreError> {
         let Some(chain) = &self.chain else { return Ok(false) };
         let said = if let RelayerStatement::Says(said) = statement { Some(said) } else { None };

@@ -1,6 +1,6 @@
 //! Talks to one relayer. Its only judgement is what an answer proves: [`SubmissionAnswer`] separates "accepted",
-//! "certainly not accepted" and "outcome unknown", because a resend after a wrong guess is a double payment. The consumer
-//! (`relay/submit/consumer.rs`) acts on it.
+//! "certainly not accepted" and "outcome unknown", because a resend after a wrong guess is a double payment. The
+//! consumer (`relay/submit/consumer.rs`) acts on it.
 
 use std::sync::{Arc, RwLock};
 use std::time::Duration;

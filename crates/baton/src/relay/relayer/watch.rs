@@ -104,7 +104,11 @@ impl Pool {
                 self.count_failure(index);
                 self.router().not_listed_because(index, public_reason(&error));
                 if self.router().not_listed(index, error.is_only_slow()) {
-                    warn!(action = "relayer_health_failed", relayer = %client.url(), "the relayer's health check failed: {}", describe(&error));
+                    warn!(
+                        action = "relayer_health_failed", relayer = %client.url(),
+                        "the relayer's health check failed: {}",
+                        describe(&error)
+                    );
                 }
             }
         }
@@ -137,7 +141,11 @@ impl Pool {
             Err(error) => {
                 self.count_failure(index);
                 if self.router().not_reported(index, error.is_only_slow()) {
-                    warn!(action = "relayer_health_failed", relayer = %client.url(), "reading the relayer's status failed: {}", describe(&error));
+                    warn!(
+                        action = "relayer_health_failed", relayer = %client.url(),
+                        "reading the relayer's status failed: {}",
+                        describe(&error)
+                    );
                 }
             }
         }

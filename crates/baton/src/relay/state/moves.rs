@@ -282,8 +282,8 @@ impl Transaction {
     }
 
     /// Withdraws an accept whose message did not reach the queue, unless the row has moved since: then a consumer or
-    /// relayer already has it, or a duplicate request was answered with it. Only after this move may the API answer 503:
-    /// a message that arrives after all finds a failed row.
+    /// relayer already has it, or a duplicate request was answered with it. Only after this move may the API answer
+    /// 503: a message that arrives after all finds a failed row.
     pub fn not_queued(&self, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         if !self.is_untouched() || self.imported {

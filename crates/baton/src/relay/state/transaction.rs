@@ -181,8 +181,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// When a submission under this claim has certainly ended at the relayer too: send window, submission timeout and the
-    /// relayer's handler timeout after the claim.
+    /// When a submission under this claim has certainly ended at the relayer too: send window, submission timeout and
+    /// the relayer's handler timeout after the claim.
     pub fn open_until(&self, timings: &Timings) -> Timestamp {
         self.at + timings.longest_submission()
     }

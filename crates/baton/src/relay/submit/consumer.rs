@@ -84,7 +84,10 @@ impl Handler for Consumer {
         let outcome = match self.process(id, message.receives).await {
             Ok(outcome) => outcome,
             Err(failure) => {
-                warn!(transactionId = %id, messageId = %message.id, action = "store_unavailable", "cannot process the message; retrying: {failure}");
+                warn!(
+                    transactionId = %id, messageId = %message.id, action = "store_unavailable",
+                    "cannot process the message; retrying: {failure}"
+                );
                 Outcome::Retry { after: WAIT, reason: failure.to_string() }
             }
         };

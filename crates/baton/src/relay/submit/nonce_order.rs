@@ -129,7 +129,11 @@ impl NonceOrder {
                 }
                 Ok(None) => {}
                 Err(failure) => {
-                    debug!(transactionId = %previous.id, "asking its relayer for the nonce failed: {}", describe(&failure))
+                    debug!(
+                        transactionId = %previous.id,
+                        "asking its relayer for the nonce failed: {}",
+                        describe(&failure)
+                    )
                 }
             }
         }

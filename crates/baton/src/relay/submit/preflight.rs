@@ -25,7 +25,10 @@ pub async fn preflight(chain: &Chain, row: &Transaction, relayer: Address) -> Pr
     match judge(chain, row, relayer).await {
         Ok(verdict) => verdict,
         Err(ChainError::Refused { code, message, .. }) => {
-            info!(transactionId = %row.id, action = "preflight_unclear", "the pre-flight was inconclusive: error {code}, {message}");
+            info!(
+                transactionId = %row.id, action = "preflight_unclear",
+                "the pre-flight was inconclusive: error {code}, {message}"
+            );
             Preflight::Go
         }
         Err(error) => Preflight::Later(format!("not tried before it is submitted: {}", crate::errors::chain(&error))),
@@ -41,7 +44,10 @@ async fn judge(chain: &Chain, row: &Transaction, relayer: Address) -> Result<Pre
         }
         if now < wanted {
             // Its predecessors, which are on their way, would have to be tried first.
-            debug!(transactionId = %row.id, action = "preflight_skipped", "pre-flight skipped: nonce {wanted} is ahead of the forwarder's {now}");
+            debug!(
+                transactionId = %row.id, action = "preflight_skipped",
+                "pre-flight skipped: nonce {wanted} is ahead of the forwarder's {now}"
+            );
             return Ok(Preflight::Go);
         }
     }

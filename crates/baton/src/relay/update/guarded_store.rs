@@ -189,7 +189,10 @@ impl GuardedStore {
         if saved != Saved::Stale && moved.transaction.unblocks_next_nonce(before) {
             // The caller may hold up an answer, so this is short; unwoken, the next transaction looks again by itself.
             if self.clock.timeout(WAKE_TIMEOUT, self.wake_next(&moved.transaction)).await.is_err() {
-                tracing::debug!(transactionId = %moved.transaction.id, action = "successor_not_queued", "cannot queue the signer's next transaction: no answer in time");
+                tracing::debug!(
+                    transactionId = %moved.transaction.id, action = "successor_not_queued",
+                    "cannot queue the signer's next transaction: no answer in time"
+                );
             }
         }
         Ok(saved)
@@ -210,7 +213,10 @@ impl GuardedStore {
             }
             Ok(_) => {}
             Err(failure) => {
-                warn!(transactionId = %row.id, action = "successor_not_queued", "cannot queue the signer's next transaction: {failure}");
+                warn!(
+                    transactionId = %row.id, action = "successor_not_queued",
+                    "cannot queue the signer's next transaction: {failure}"
+                );
             }
         }
     }
@@ -295,7 +301,10 @@ impl GuardedStore {
         let sent = self.queue.send(std::slice::from_ref(&message)).await;
         let failure = sent.into_iter().find_map(Result::err);
         if let Some(failure) = &failure {
-            warn!(transactionId = %row.id, action = "publish_failed", "cannot queue the message; the reconciler will retry: {failure}");
+            warn!(
+                transactionId = %row.id, action = "publish_failed",
+                "cannot queue the message; the reconciler will retry: {failure}"
+            );
         }
         failure.is_none()
     }
