@@ -38,6 +38,8 @@ struct ProbeQueue {
     inner: MemoryQueue,
     /// Dead letters read so far.
     letters_read: AtomicUsize,
+    /// The next reading of dead letters fails.
+    fails: AtomicBool,
     /// It takes no messages.
     refuses: AtomicBool,
     /// The next question for its depth panics.
@@ -110,6 +112,9 @@ impl Queue for ProbeQueue {
     }
     async fn dead_letters(&self, after: Option<&MessageId>, max: usize) -> Result<Vec<DeadLetter>, QueueError> {
         self.gate.pass();
+        if self.fails.swap(false, Ordering::SeqCst) {
+            return Err(QueueError::Unavailable("the broker is away".into()));
+        }
         let all = self.inner.dead_letters(None, 10_000).await?;
         self.letters_read.fetch_add(all.len(), Ordering::SeqCst);
         let skip = after.map_or(0, |after| 1 + all.iter().position(|letter| letter.id == *after).unwrap_or(0));
@@ -147,6 +152,7 @@ impl Fixture {
         let queue = Arc::new(ProbeQueue {
             inner,
             letters_read: AtomicUsize::new(0),
+            fails: AtomicBool::new(false),
             refuses: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             gate: Gate::default(),
@@ -252,8 +258,14 @@ async fn dead_letters_whose_number_has_not_changed_are_read_once_in_a_while() {
         until_its_turn(&fixture, &seldom).await;
         assert_eq!(letters_read(), read, "{buried} more were buried");
     }
+    fixture.bury_unknown(1).await;
+    fixture.queue.fails.store(true, Ordering::SeqCst);
+    for read in [5, 9, 9] {
+        until_its_turn(&fixture, &seldom).await;
+        assert_eq!(letters_read(), read, "a reading that failed is repeated at the next turn, and then not again");
+    }
     until_its_turn(&fixture, &read_again(Duration::ZERO)).await;
-    assert_eq!(letters_read(), 8, "that time has passed");
+    assert_eq!(letters_read(), 13, "that time has passed");
 }
 
 /// Sweeps the dead letters once the turn of the reconciler before has ended.

@@ -54,9 +54,10 @@ impl Reconciler {
         let started = clock.instant();
         let Some(mut lease) = SweepLease::take(&self.guarded).await? else { return Ok(()) };
         if let Some(dead) = self.unread_dead_letters().await {
-            self.sweep_dead_letters(&mut lease).await?;
-            // Only now: a sweep that failed half-way is repeated.
-            *self.dead_letters_read() = Some((dead, started));
+            // A sweep that failed half-way is repeated.
+            if self.sweep_dead_letters(&mut lease).await? {
+                *self.dead_letters_read() = Some((dead, started));
+            }
         }
         // A little less than the pause after which this consumer comes again, so that a single one never misses its turn.
         // A process that was frozen meanwhile must not stop the others for as long.
@@ -82,13 +83,13 @@ impl Reconciler {
 
     /// A dead letter whose row has attempts left is put back if the queue buried it: the receive count is only a
     /// backstop. If a handler buried it, the row is marked as failed. A dead letter whose row ended well, or is with a
-    /// relayer, is discarded.
-    async fn sweep_dead_letters(&self, lease: &mut SweepLease<'_>) -> Result<(), StoreError> {
+    /// relayer, is discarded. Returns whether all were read.
+    async fn sweep_dead_letters(&self, lease: &mut SweepLease<'_>) -> Result<bool, StoreError> {
         let mut after: Option<MessageId> = None;
         let page_size = page_size(&*self.guarded.queue);
         loop {
             let Ok(dead_letters) = self.guarded.queue.dead_letters(after.as_ref(), page_size).await else {
-                return Ok(());
+                return Ok(false);
             };
             let (mut back, mut over) = (Vec::new(), Vec::new());
             for dead_letter in &dead_letters {
@@ -133,8 +134,11 @@ impl Reconciler {
             counter!("baton_reconciler_total", "finding" => "dead-letter-put-back").increment(back.len() as u64);
             self.guarded.queue.replay(&back, Duration::ZERO).await;
             self.guarded.queue.discard(&over).await;
-            if last.is_none() || !lease.renew(SWEEP_LEASE).await? {
-                return Ok(());
+            if last.is_none() {
+                return Ok(true);
+            }
+            if !lease.renew(SWEEP_LEASE).await? {
+                return Ok(false);
             }
         }
     }
