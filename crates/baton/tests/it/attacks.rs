@@ -238,7 +238,8 @@ async fn a_request_head_over_16_kib_is_refused_before_its_end() {
 #[tokio::test]
 async fn a_service_without_file_descriptors_waits_and_recovers() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-    let relay = RelaySetup::relayers(1).start().await;
+    let relay = RelaySetup::relayers(1).env("CONNECTIONS_MAX", "2000000000").start().await;
+    assert!(relay.api.output().contains("descriptors_short"), "descriptors are left to the rest of the process");
     let id = relay.api.id().unwrap();
     let pid = Pid::from_raw(i32::try_from(id).unwrap()).unwrap();
     // This connection to the probes stays open.

@@ -1,6 +1,7 @@
 //! `dev` keeps to itself: no engine of the environment, no request for another host, no shared data directory unnoticed.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 
 use harness::ports::{free_port, free_row};
 use harness::process::Process;
@@ -42,6 +43,11 @@ async fn dev_uses_no_engine_of_the_environment_unless_asked() {
         ("USERS_DATABASE_URL".to_owned(), format!("postgres://baton:secret@127.0.0.1:{closed}/production")),
         ("RELAY_QUEUE".to_owned(), "rabbitmq".to_owned()),
         ("RABBITMQ_URL".to_owned(), format!("amqp://baton:secret@127.0.0.1:{closed}")),
+        ("REDIS_URL".to_owned(), format!("redis://:secret@127.0.0.1:{closed}")),
+        ("SQS_ENDPOINT_URL".to_owned(), format!("http://127.0.0.1:{closed}")),
+        ("SQS_QUEUE_URL".to_owned(), format!("http://127.0.0.1:{closed}/0/relay")),
+        ("USERS_QUEUE".to_owned(), "sqs".to_owned()),
+        ("USERS_SQS_QUEUE_URL".to_owned(), format!("http://127.0.0.1:{closed}/0/users")),
     ]);
     // It would not become ready on engines that are not there.
     let dev = start(&data, &[], &env).await;
@@ -51,10 +57,16 @@ async fn dev_uses_no_engine_of_the_environment_unless_asked() {
     }
     assert!(output.contains("embedded (SQLite)") && !output.contains("secret"), "{output}");
 
+    for entry in std::fs::read_dir(&data).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
+    }
+
     let other = directory.path().join("other").display().to_string();
     let (port, relayer_port) = (free_port().to_string(), free_row(RELAYERS).to_string());
     let args = ["dev", "--external", "--port", &port, "--data-dir", &other, "--relayer-port", &relayer_port];
-    let external = baton(args, &env).start().unwrap();
+    let database = BTreeMap::from([("DATABASE_URL".to_owned(), env["DATABASE_URL"].clone())]);
+    let external = baton(args, &database).start().unwrap();
     eventually(SOON, "an error or a wait for the database", || async {
         external.output().contains("DATABASE_URL").then_some(())
     })
