@@ -99,13 +99,21 @@ pub async fn run(command: WebhooksCommand) -> anyhow::Result<ExitCode> {
         // It needs no store and no configuration.
         WebhooksCommand::Listen(args) => return webhook_listener::run(args).await,
     };
-    let lane = RelayLane::open_existing(&Config::from_env(Service::Command)?).await?;
-    let done = run_on(lane.notifications.as_ref(), &lane.guarded.clock, command).await;
+    let config = Config::from_env(Service::Command)?;
+    let lane = RelayLane::open_existing(&config).await?;
+    let kept_since = lane.guarded.clock.now() - config.notify.retention;
+    let done = run_on(lane.notifications.as_ref(), &lane.guarded.clock, kept_since, command).await;
     lane.close().await;
     done.map(|()| ExitCode::SUCCESS)
 }
 
-async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: EndpointsCommand) -> anyhow::Result<()> {
+/// `kept_since`: what was delivered before is not known any more.
+async fn run_on(
+    store: &dyn NotificationStore,
+    clock: &Clock,
+    kept_since: Timestamp,
+    command: EndpointsCommand,
+) -> anyhow::Result<()> {
     match command {
         EndpointsCommand::List => list(store).await,
         EndpointsCommand::Show { id } => show(store, id, clock.now()).await,
@@ -126,7 +134,10 @@ async fn run_on(store: &dyn NotificationStore, clock: &Clock, command: Endpoints
         }
         EndpointsCommand::Recover { id, since } => {
             let endpoint = find(store, id).await?;
-            let (mut queued, mut next) = (0, Some(since));
+            if since < kept_since {
+                say!("events are kept for WEBHOOK_RETENTION_DAYS: recovering those since {kept_since}");
+            }
+            let (mut queued, mut next) = (0, Some(since.max(kept_since)));
             while let Some(since) = next {
                 let done = store.requeue(endpoint.id, &Requeue::Since(since), clock.now()).await?;
                 queued += done.queued;

@@ -83,6 +83,13 @@ pub enum GuardError {
     NoAddress,
 }
 
+impl GuardError {
+    /// Whether Baton did not look the name up, for want of a free place.
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Self::Unresolved(LookupError::OwnerBusy | LookupError::Busy))
+    }
+}
+
 /// An [`AddressPolicy`] with the resolver that it is applied to.
 #[derive(Clone)]
 pub struct AddressGuard {

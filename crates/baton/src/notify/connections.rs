@@ -21,9 +21,10 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::address_guard::{AddressGuard, GuardError};
+use super::host_breaker::HostState;
 
 /// Limit of a connection: DNS, TCP and TLS together.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of the part of an error that other libraries word; TLS errors list names of the certificate.
 const CAUSE_LENGTH_MAX: usize = 300;
 
@@ -40,6 +41,17 @@ pub(super) enum ConnectError {
     Tls(String),
     #[error("no connection within {}", shown(CONNECT_TIMEOUT))]
     TimedOut,
+}
+
+impl ConnectError {
+    /// What it shows of the host. A refusal of our own shows nothing.
+    pub fn host(&self) -> HostState {
+        match self {
+            Self::Refused(_) => HostState::Unclear,
+            Self::Unresolved(error) if error.is_ours() => HostState::Unclear,
+            Self::Unresolved(_) | Self::Tcp(_) | Self::Tls(_) | Self::TimedOut => HostState::Unreachable,
+        }
+    }
 }
 
 impl From<GuardError> for ConnectError {
@@ -120,7 +132,6 @@ async fn connect_to_one(addresses: &[SocketAddr], deadline: Instant) -> Result<T
     }
     Err(last)
 }
-
 
 /// The number of open connections.
 #[derive(Debug, Clone, Default)]

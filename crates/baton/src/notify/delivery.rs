@@ -88,7 +88,7 @@ impl Deliverer {
         ];
         let body = Bytes::from(delivery.payload.clone());
         let sent = self.sender.send(&endpoint.owner, &endpoint.url, headers, body).await;
-        self.queue.attempted(&endpoint.owner, &endpoint.url, sent.status.is_some());
+        self.queue.attempted(&endpoint.owner, &endpoint.url, sent.host);
         (now, sent)
     }
 

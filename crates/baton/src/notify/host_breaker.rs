@@ -1,16 +1,28 @@
-//! Hosts that give no answer are left alone for a while (pure).
+//! Hosts that cannot be reached are left alone for a while (pure).
 //!
-//! A breaker opens after several attempts in a row without an HTTP answer, whichever endpoints of the host they were for:
-//! a host that is down or hangs then holds one place instead of one for each of its endpoints. After a pause, one attempt
-//! at a time shows whether it answers again; any answer, also a failure, closes the breaker.
+//! A breaker opens after several attempts in a row that got no connection, whichever endpoints of the host they were for: a
+//! host that is down then holds one place instead of one for each of its endpoints. After a pause, one attempt at a time
+//! shows whether it is back; any connection closes the breaker. An endpoint that hangs says nothing about the others of its
+//! host, so it does not count here.
 //!
-//! Each API key has its own breaker for a host. Otherwise a key could stop the deliveries of others with an endpoint at
-//! the same host that hangs.
+//! Each API key has its own breaker for a host: keys share no connections and no lookups of names.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Attempts in a row without an answer that open a breaker.
+/// What an attempt shows of its host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HostState {
+    /// A connection was made.
+    Reached,
+    /// There was no connection: its name did not resolve, or TCP or TLS failed.
+    Unreachable,
+    /// Nothing: Baton did not try, or it is unknown how far the attempt came.
+    #[default]
+    Unclear,
+}
+
+/// Attempts in a row without a connection that open a breaker.
 const FAILURES_BEFORE_OPEN: u32 = 5;
 /// The first pause; they double.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
@@ -23,7 +35,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 pub(super) enum Allowed {
     /// As many as its other limits allow.
     All,
-    /// One, which shows whether it answers again.
+    /// One, which shows whether it is back.
     One,
     /// None during a pause.
     None,
@@ -50,14 +62,14 @@ impl HostBreakers {
         }
     }
 
-    /// The host has answered an attempt. Returns whether this closed an open breaker.
-    pub fn answered(&mut self, host: &str) -> bool {
+    /// There was a connection. Returns whether this closed an open breaker.
+    pub fn reached(&mut self, host: &str) -> bool {
         self.0.remove(host).is_some_and(|breaker| breaker.is_open())
     }
 
-    /// An attempt ended without an answer. Returns whether this opened the breaker.
+    /// There was no connection. Returns whether this opened the breaker.
     pub fn failed(&mut self, host: &str, now: Instant) -> bool {
-        self.0.retain(|_, breaker| now.saturating_duration_since(breaker.until) < FORGOTTEN_AFTER);
+        self.0.retain(|_, breaker| breaker.is_recent(now));
         let breaker = self.0.entry(host.to_owned()).or_insert(Breaker { failures: 0, until: now });
         // Attempts that were under way when it opened tell nothing new.
         if breaker.is_open() && now < breaker.until {
@@ -69,14 +81,18 @@ impl HostBreakers {
     }
 
     /// The number of open breakers.
-    pub fn open_count(&self) -> usize {
-        self.0.values().filter(|breaker| breaker.is_open()).count()
+    pub fn open_count(&self, now: Instant) -> usize {
+        self.0.values().filter(|breaker| breaker.is_open() && breaker.is_recent(now)).count()
     }
 }
 
 impl Breaker {
     fn is_open(&self) -> bool {
         self.failures >= FAILURES_BEFORE_OPEN
+    }
+
+    fn is_recent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.until) < FORGOTTEN_AFTER
     }
 
     fn pause(&self) -> Duration {
@@ -100,13 +116,13 @@ mod tests {
         let (mut breakers, now) = (HostBreakers::default(), Instant::now());
         assert_eq!(after(&mut breakers, 4, now), [false; 4]);
         assert_eq!(breakers.allowed(HOST, now), Allowed::All);
-        assert!(!breakers.answered(HOST), "it was closed");
+        assert!(!breakers.reached(HOST), "it was closed");
         assert_eq!(after(&mut breakers, 7, now), [false, false, false, false, true, false, false]);
         assert_eq!(breakers.allowed(HOST, now), Allowed::None);
         assert_eq!(breakers.allowed("a:443 other", now), Allowed::All);
-        assert_eq!(breakers.open_count(), 1);
-        assert!(breakers.answered(HOST));
-        assert_eq!((breakers.allowed(HOST, now), breakers.open_count()), (Allowed::All, 0));
+        assert_eq!(breakers.open_count(now), 1);
+        assert!(breakers.reached(HOST));
+        assert_eq!((breakers.allowed(HOST, now), breakers.open_count(now)), (Allowed::All, 0));
     }
 
     #[test]
@@ -128,7 +144,11 @@ mod tests {
         after(&mut breakers, 4, now);
         let later = now + FORGOTTEN_AFTER;
         assert!(!breakers.failed(HOST, later), "the first of a new row");
-        breakers.failed("b:443 shop", later + FORGOTTEN_AFTER);
+        after(&mut breakers, 4, later);
+        assert_eq!(breakers.open_count(later), 1);
+        let idle = later + FORGOTTEN_AFTER + PAUSE_FIRST;
+        assert_eq!(breakers.open_count(idle), 0, "its endpoints may be gone");
+        breakers.failed("b:443 shop", idle);
         assert_eq!(breakers.0.len(), 1, "bounded by the hosts of the last attempts");
     }
 }

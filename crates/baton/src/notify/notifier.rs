@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::gauge;
-use pipeline::{Pipeline, PipelineOptions};
+use pipeline::{Pipeline, PipelineOptions, Queue};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -69,7 +69,7 @@ impl Notifier {
             ..PipelineOptions::default()
         };
         info!(action = "notifier_started", "delivering client notifications");
-        let pipeline = Pipeline::new(queue, options);
+        let pipeline = Pipeline::new(Arc::clone(&queue) as Arc<dyn Queue>, options);
         let drained = CancellationToken::new();
         let delivering = async {
             pipeline.run(Arc::new(deliverer), shutdown.clone()).await;
@@ -79,7 +79,7 @@ impl Notifier {
             delivering,
             self.keep_environment_endpoint(&shutdown),
             self.check_environment_endpoint(&shutdown),
-            self.keep_up(&drained)
+            self.keep_up(&queue, &drained)
         );
         info!(action = "notifier_stopped", "the notifier has stopped");
         Ok(())
@@ -184,9 +184,10 @@ impl Notifier {
         }
     }
 
-    async fn keep_up(&self, shutdown: &CancellationToken) {
+    async fn keep_up(&self, queue: &OutboxQueue, shutdown: &CancellationToken) {
         loop {
             let now = self.clock.now();
+            gauge!("baton_webhook_hosts_paused").set(queue.paused_hosts() as f64);
             match self.store.notification_counts(now).await {
                 Ok(counts) => {
                     let age = counts.oldest_waiting.map(|since| now.since(since)).unwrap_or_default();

@@ -3,7 +3,7 @@
 //! Endpoints take turns, so that a large backlog of one does not delay the others. An endpoint, a host with several
 //! endpoints and an API key with several endpoints have a limited number of attempts in flight in each process. An endpoint
 //! that keeps failing has a single one, and all of those together take half of the places: receivers that hang leave the
-//! rest to the others. A host that gives no answer is left alone for a while ([`super::host_breaker`]).
+//! rest to the others. A host that cannot be reached is left alone for a while ([`super::host_breaker`]).
 //!
 //! What an attempt leads to is stored by the handler ([`super::delivery`]) in one commit; settling a message here only
 //! frees its place, or gives back what was not tried.
@@ -13,12 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
-use metrics::gauge;
+use futures::future::join_all;
 use pipeline::{Attributes, Capabilities, DeadLetter, Depth, Message, MessageId, Outgoing, Queue, QueueError, Receipt};
 use reqwest::Url;
+use tokio::sync::Mutex as AsyncMutex;
 use tracing::{info, warn};
 
-use super::host_breaker::{Allowed, HostBreakers};
+use super::host_breaker::{Allowed, HostBreakers, HostState};
 use super::schedule::FAILURES_BEFORE_PAUSE;
 use crate::clock::Clock;
 use crate::randomness::Randomness;
@@ -37,6 +38,8 @@ const OWNER_QUARTERS: usize = 3;
 const FAILING_QUARTERS: usize = 2;
 /// Pause between two looks for due deliveries while there are none.
 const POLL: Duration = Duration::from_millis(100);
+/// Pause of a delivery that the pipeline would bury.
+const AFTER_BURIAL: Duration = Duration::from_secs(60);
 /// Longest wait of a receive that found endpoints with nothing to lease. It leaves them out, and it has only the places that
 /// were free when it began.
 const BLOCKED_WAIT: Duration = Duration::from_secs(1);
@@ -49,6 +52,9 @@ pub struct OutboxQueue {
     lease: Duration,
     concurrency: usize,
     in_flight: Mutex<InFlight>,
+    /// Held from the choice of places until what was leased for them counts as in flight: concurrent receives would give
+    /// the same places twice.
+    leasing: AsyncMutex<()>,
 }
 
 /// The deliveries that this process has leased, by receipt.
@@ -92,7 +98,7 @@ impl OutboxQueue {
         lease: Duration,
         concurrency: usize,
     ) -> Self {
-        Self { store, clock, random, lease, concurrency, in_flight: Mutex::default() }
+        Self { store, clock, random, lease, concurrency, in_flight: Mutex::default(), leasing: AsyncMutex::default() }
     }
 
     /// The delivery of a message that was received here and is not settled.
@@ -100,24 +106,28 @@ impl OutboxQueue {
         self.lock().deliveries.get(&receipt.0).map(|(delivery, _)| delivery.clone())
     }
 
-    /// Whether an attempt for an endpoint of this API key got an HTTP answer from the URL's host.
-    pub fn attempted(&self, owner: &str, url: &str, answered: bool) {
+    /// What an attempt for an endpoint of this API key showed of the URL's host.
+    pub fn attempted(&self, owner: &str, url: &str, host_is: HostState) {
         let host = host(url);
         let (now, key) = (self.clock.instant(), host_and_owner(&host, owner));
-        let (changed, open) = {
-            let breakers = &mut self.lock().breakers;
-            let changed = if answered { breakers.answered(&key) } else { breakers.failed(&key, now) };
-            (changed, breakers.open_count())
-        };
-        match (changed, answered) {
-            (true, false) => warn!(
-                key = owner, host, action = "webhook_host_paused",
-                "the host gives no answer: its endpoints are tried one at a time, with pauses"
+        let breakers = &mut self.lock().breakers;
+        match host_is {
+            HostState::Unreachable if breakers.failed(&key, now) => warn!(
+                key = owner,
+                host,
+                action = "webhook_host_paused",
+                "the host cannot be reached: its endpoints are tried one at a time, with pauses"
             ),
-            (true, true) => info!(key = owner, host, action = "webhook_host_answers", "the host answers again"),
-            (false, _) => {}
+            HostState::Reached if breakers.reached(&key) => {
+                info!(key = owner, host, action = "webhook_host_reached", "the host can be reached again");
+            }
+            HostState::Unreachable | HostState::Reached | HostState::Unclear => {}
         }
-        gauge!("baton_webhook_hosts_paused").set(open as f64);
+    }
+
+    /// The number of hosts that are paused, counted for each API key.
+    pub fn paused_hosts(&self) -> usize {
+        self.lock().breakers.open_count(self.clock.instant())
     }
 
     /// Leases what is due for endpoints other than `blocked`, at most `max`. If there is nothing to lease for the endpoints
@@ -126,6 +136,7 @@ impl OutboxQueue {
         let now = self.clock.now();
         let mut due = self.store.due_endpoints(now).await.map_err(queue_error)?;
         due.retain(|due| !blocked.contains(&due.id));
+        let _leasing = self.leasing.lock().await;
         let places = self.lock().places(&due, max, self.concurrency, self.clock.instant());
         if places.is_empty() {
             return Ok(Vec::new());
@@ -153,15 +164,13 @@ impl OutboxQueue {
         Ok(messages.collect())
     }
 
-    /// Gives back deliveries that were not tried.
-    async fn give_back(&self, receipts: Vec<Receipt>) -> Vec<Result<(), QueueError>> {
-        let deliveries: Vec<_> = {
-            let mut in_flight = self.lock();
-            receipts.iter().filter_map(|receipt| in_flight.remove(receipt)).collect()
-        };
-        let returned = self.store.return_deliveries(&deliveries, self.clock.now()).await;
-        let answer = || returned.as_ref().copied().map_err(queue_error_of);
-        receipts.iter().map(|_| answer()).collect()
+    /// Gives back a delivery that was not tried; it is due again after this long. If the store is away, it stays leased here.
+    async fn give_back(&self, receipt: &Receipt, after: Duration) -> Result<(), QueueError> {
+        let Some(delivery) = self.delivery(receipt) else { return Ok(()) };
+        let due_at = self.clock.now() + after;
+        self.store.return_deliveries(&[delivery], due_at).await.map_err(queue_error)?;
+        self.lock().remove(receipt);
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, InFlight> {
@@ -172,14 +181,9 @@ impl OutboxQueue {
 impl InFlight {
     /// How many deliveries to lease for each endpoint. Each place goes to the API key with the fewest attempts in flight, and
     /// there to the endpoint with the fewest, and then to the longest overdue: an endpoint with a backlog of slow answers
-    /// would otherwise get each place that becomes free.
-    fn places(
-        &self,
-        due: &[DueEndpoint],
-        max: usize,
-        concurrency: usize,
-        now: Instant,
-    ) -> Vec<(EndpointId, usize)> {
+    /// would otherwise get each place that becomes free. The one place of a paused host goes to endpoints that do not fail
+    /// first: others may hang, and say nothing about the host.
+    fn places(&self, due: &[DueEndpoint], max: usize, concurrency: usize, now: Instant) -> Vec<(EndpointId, usize)> {
         let (mut by_host, mut by_owner, mut failing) = (self.by_host.clone(), self.by_owner.clone(), self.failing);
         let quarters = |all: usize, count: usize| (all * count / 4).max(1);
         let kinds: Vec<_> = due.iter().map(Place::of).collect();
@@ -203,9 +207,9 @@ impl InFlight {
                     && count(&by_host_and_owner, &kind.host_and_owner()) < allowed[index]
                     && of_owner < quarters(concurrency, OWNER_QUARTERS)
                     && !(kind.failing && failing >= quarters(concurrency, FAILING_QUARTERS));
-                is_free.then_some((of_owner, taken, index))
+                is_free.then_some((of_owner, allowed[index] == 1 && kind.failing, taken, index))
             });
-            let Some((_, _, index)) = free.min() else { break };
+            let Some((.., index)) = free.min() else { break };
             let kind = &kinds[index];
             places[index] += 1;
             *by_host.entry(kind.host.clone()).or_default() += 1;
@@ -259,10 +263,6 @@ fn host(url: &str) -> String {
 
 fn queue_error(error: StoreError) -> QueueError {
     QueueError::Unavailable(Box::new(error))
-}
-
-fn queue_error_of(error: &StoreError) -> QueueError {
-    QueueError::Unavailable(error.to_string().into())
 }
 
 #[async_trait]
@@ -321,12 +321,12 @@ impl Queue for OutboxQueue {
     }
 
     async fn retry_after(&self, entries: &[(Receipt, Duration)]) -> Vec<Result<(), QueueError>> {
-        self.give_back(entries.iter().map(|(receipt, _)| receipt.clone()).collect()).await
+        join_all(entries.iter().map(|(receipt, after)| self.give_back(receipt, *after))).await
     }
 
-    /// A delivery is given up by what is stored of its attempts alone.
+    /// A delivery is given up by what is stored of its attempts alone: one whose handling failed is tried again.
     async fn bury(&self, entries: &[(Receipt, String)]) -> Vec<Result<(), QueueError>> {
-        self.give_back(entries.iter().map(|(receipt, _)| receipt.clone()).collect()).await
+        join_all(entries.iter().map(|(receipt, _)| self.give_back(receipt, AFTER_BURIAL))).await
     }
 
     /// A lease is longer than an attempt.
@@ -418,13 +418,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_gives_no_answer_gets_one_attempt_after_a_pause() {
+    fn a_host_that_cannot_be_reached_gets_one_attempt_after_a_pause() {
         let own: Vec<_> = (0..8).map(|id| due(id, &format!("https://down/{id}"), 0)).collect();
         let other = DueEndpoint { owner: "b".to_owned(), ..due(8, "https://down/hook", 0) };
         let elsewhere = due(9, "https://up/", 0);
         let all: Vec<_> = own.iter().cloned().chain([other, elsewhere]).collect();
         let (mut in_flight, now) = (InFlight::default(), Instant::now());
-        while in_flight.breakers.open_count() == 0 {
+        while in_flight.breakers.open_count(now) == 0 {
             in_flight.breakers.failed("down:443 a", now);
         }
         let given = |in_flight: &InFlight, now| {
@@ -438,8 +438,19 @@ mod tests {
         assert_eq!(after, [1, 0, 0, 0, 0, 0, 0, 0, ENDPOINT_MAX, ENDPOINT_MAX]);
         in_flight.by_host_and_owner.insert("down:443 a".to_owned(), 1);
         assert_eq!(given(&in_flight, later)[0], 0, "it is under way");
-        in_flight.breakers.answered("down:443 a");
+        in_flight.breakers.reached("down:443 a");
         assert_eq!(given(&in_flight, later).iter().sum::<usize>(), HOST_MAX - 1 + ENDPOINT_MAX);
+    }
+
+    #[test]
+    fn the_one_place_of_a_paused_host_goes_to_an_endpoint_that_does_not_fail() {
+        let hanging = [1, 2].map(|id| due(id, "https://down/", FAILURES_BEFORE_PAUSE));
+        let all = [hanging[0].clone(), hanging[1].clone(), due(3, "https://down/", 0)];
+        let (mut in_flight, now) = (InFlight::default(), Instant::now());
+        while in_flight.breakers.open_count(now) == 0 {
+            in_flight.breakers.failed("down:443 a", now);
+        }
+        assert_eq!(in_flight.places(&all, 100, 64, now + Duration::from_secs(60)), [(all[2].id, 1)]);
     }
 
     #[test]

@@ -71,8 +71,9 @@ pub fn after_attempt(
     }
     let seconds = |count: u64| second * u32::try_from(count).unwrap_or(u32::MAX);
     let failures = endpoint.failures + 1;
-    // An endpoint with several failures in a row has been paused by the last of them.
-    let anew = endpoint.paused_until.is_some_and(|until| now.since(until) >= seconds(QUIET_S));
+    // An endpoint with several failures in a row has been paused by the last of them. An older pause is another series'.
+    let paused_until = endpoint.paused_until.filter(|until| endpoint.failing_since.is_none_or(|since| since <= *until));
+    let anew = paused_until.is_some_and(|until| now.since(until) >= seconds(QUIET_S));
     let long = endpoint.failing_since.is_some() && failing_for >= seconds(DISABLED_AFTER_S) && !anew;
     if long && failures >= DISABLED_AFTER_FAILURES {
         let reason = "every attempt failed for 5 days".to_owned();

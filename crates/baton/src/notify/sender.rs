@@ -27,6 +27,7 @@ use tokio::sync::Notify;
 
 use super::address_guard::AddressGuard;
 use super::connections::{CheckedTcp, ConnectError, Connector, OpenConnections, root, shown};
+use super::host_breaker::HostState;
 use crate::timestamp::Timestamp;
 
 /// Idle connections are kept for this long, for the next event of a busy endpoint.
@@ -34,7 +35,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 const IDLE_PER_HOST_MAX: usize = 4;
 /// Open connections, idle ones included, from which each further attempt closes its connection. Clients choose the number
 /// of hosts, so a limit for each host does not bound the total.
-const OPEN_BEFORE_CLOSING: usize = 256;
+const OPEN_BEFORE_CLOSING: usize = 512;
 /// Maximum size of an answer's head, and of each piece of its body that is read at once.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
@@ -84,6 +85,8 @@ pub struct Sent {
     pub retry_after: Option<Duration>,
     /// How long the attempt took.
     pub duration: Duration,
+    /// What the attempt showed of the host.
+    pub host: HostState,
 }
 
 impl Sender {
@@ -146,7 +149,7 @@ impl Sender {
         let error = heard.status.and_then(failure).or(problem);
         let status = heard.status.map(|status| status.as_u16());
         let answer = readable(&heard.answer);
-        Sent { status, error, answer, retry_after: heard.retry_after, duration: began.elapsed() }
+        Sent { status, error, answer, retry_after: heard.retry_after, duration: began.elapsed(), host: heard.host }
     }
 
     async fn attempt(
@@ -164,9 +167,16 @@ impl Sender {
         // Dropped, the request closes its connection.
         let response = tokio::select! {
             biased;
-            () = too_many.notified() => return Err(format!("more than {INTERIM_ANSWERS_MAX} interim answers (1xx)")),
-            answered = self.client(owner).request(request) => answered.map_err(|error| no_answer(&error))?,
+            () = too_many.notified() => {
+                heard.host = HostState::Reached;
+                return Err(format!("more than {INTERIM_ANSWERS_MAX} interim answers (1xx)"));
+            }
+            answered = self.client(owner).request(request) => answered.map_err(|error| {
+                heard.host = connect_error(&error).map_or(HostState::Reached, ConnectError::host);
+                no_answer(&error)
+            })?,
         };
+        heard.host = HostState::Reached;
         let (head, incoming) = response.into_parts();
         heard.status = Some(head.status);
         heard.retry_after = retry_after(&head.headers, Timestamp::from(SystemTime::now()));
@@ -180,6 +190,7 @@ struct Heard {
     status: Option<StatusCode>,
     retry_after: Option<Duration>,
     answer: Vec<u8>,
+    host: HostState,
 }
 
 fn request(url: &Url, headers: Vec<(&'static str, String)>, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
@@ -256,13 +267,17 @@ fn readable(bytes: &[u8]) -> Option<String> {
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(bytes).chars().map(printable).collect())
 }
 
+/// Why there was no connection, if there was none.
+fn connect_error(error: &hyper_util::client::legacy::Error) -> Option<&ConnectError> {
+    error.source().and_then(|source| source.downcast_ref::<ConnectError>())
+}
+
 /// Why a request got no answer, for people.
 fn no_answer(error: &hyper_util::client::legacy::Error) -> String {
-    let source = error.source();
-    if let Some(problem) = source.and_then(|source| source.downcast_ref::<ConnectError>()) {
+    if let Some(problem) = connect_error(error) {
         return problem.to_string();
     }
-    match source.and_then(|source| source.downcast_ref::<hyper::Error>()) {
+    match error.source().and_then(|source| source.downcast_ref::<hyper::Error>()) {
         Some(problem) if problem.is_parse_too_large() => "the head of the answer is too large".to_owned(),
         Some(problem) if problem.is_parse() => "the answer is not HTTP".to_owned(),
         Some(problem) if problem.is_incomplete_message() => "the connection was closed before an answer".to_owned(),

@@ -69,11 +69,11 @@ async fn the_metrics_of_notifications_follow_the_endpoints() {
 }
 
 #[tokio::test]
-async fn a_host_without_answers_is_paused_until_it_answers() {
+async fn a_host_that_cannot_be_reached_is_paused_until_it_can() {
     // Fifty times as fast, so that the endpoints' own pauses end soon.
     let relay = setup().env("WEBHOOK_SCHEDULE_SECOND_US", "20000").start().await;
     let sink = Sink::start().await;
-    sink.reply(Reply::Cut);
+    sink.stop().await;
     for _ in 0..6 {
         register(&relay, &sink.url(), &["transaction.completed"]).await;
     }
@@ -86,14 +86,14 @@ async fn a_host_without_answers_is_paused_until_it_answers() {
         .await;
     };
     paused(1.0).await;
-    sink.reply(Reply::Ok);
+    sink.restart().await;
     paused(0.0).await;
     eventually_ok(SOON, "all deliveries", || async {
         let value = relay.metric("baton_webhook_attempts_total", "result=\"delivered\"").await;
         if value == 6.0 { Ok(()) } else { Err(value) }
     })
     .await;
-    for action in ["webhook_host_paused", "webhook_host_answers"] {
+    for action in ["webhook_host_paused", "webhook_host_reached"] {
         assert!(relay.api.output().contains(action), "{action}");
     }
 }

@@ -2,10 +2,13 @@
 //! arrives, signed.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::pin::pin;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton::config::Secret;
 use baton::notify::signature;
+use futures::future::{Either, select};
 use harness::ports::free_port;
 use harness::sink::{Received, Sink};
 use harness::wait::{eventually, eventually_ok};
@@ -363,6 +366,27 @@ async fn an_event_of_a_disabled_endpoint_is_recovered() {
 }
 
 #[tokio::test]
+async fn a_key_recovers_with_one_call_at_a_time() {
+    let relay = start().await;
+    let (endpoint, _) = register(&relay, PUBLIC).await;
+    let lock = rusqlite::Connection::open(Path::new(&relay.env["BATON_DATA_DIR"]).join("baton.db")).unwrap();
+    lock.busy_timeout(SOON).unwrap();
+    lock.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let recover = async || {
+        call(&relay, Method::POST, &format!("{endpoint}/recover?since=2026-01-01T00:00:00Z"), Value::Null).await
+    };
+    // One of them waits for the store, so the other is the first to be answered.
+    let (one, other) = (pin!(recover()), pin!(recover()));
+    let (first, waiting) = match select(one, other).await {
+        Either::Left((first, waiting)) | Either::Right((first, waiting)) => (first, waiting),
+    };
+    assert_eq!((first.0, text(&first.1, "code")), (409, "already-recovering"), "{}", first.1);
+    lock.execute_batch("ROLLBACK").unwrap();
+    assert_eq!(waiting.await.0, 202);
+    assert_eq!(recover().await.0, 202, "the next call");
+}
+
+#[tokio::test]
 async fn operators_list_disable_and_repair_endpoints() {
     let relay = start().await;
     let sink = Sink::start().await;
@@ -382,6 +406,8 @@ async fn operators_list_disable_and_repair_endpoints() {
     relay.until_status(&transaction, "confirmed").await;
     let (code, output) = relay.command(["webhooks", "recover", id, "--since", "2026-01-01T00:00:00Z"]).await;
     assert!(code == 0 && output.contains("1 due again") && output.contains("is disabled"), "{output}");
+    let (code, output) = relay.command(["webhooks", "recover", id, "--since", "2020-01-01T00:00:00Z"]).await;
+    assert!(code == 0 && output.contains("events are kept for WEBHOOK_RETENTION_DAYS"), "{output}");
     let (code, output) = relay.command(["webhooks", "enable", id]).await;
     assert!(code == 0 && output.contains("is enabled"), "{output}");
     let webhook = sink.wait_for(1, SOON).await.remove(0);

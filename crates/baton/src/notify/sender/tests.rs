@@ -6,6 +6,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::notify::address_guard::{AddressPolicy, UrlRefused};
+use crate::notify::connections::CONNECT_TIMEOUT;
 use crate::notify::lookups::{LOOKUPS_PER_OWNER_MAX, Lookups, Resolver};
 
 const BODY: &str = r#"{"type":"transaction.confirmed"}"#;

@@ -224,7 +224,7 @@ pub struct AttemptRecord {
 /// What [`NotificationStore::record_attempt`] stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
-    /// What the record says.
+    /// What the record says, now or when the same record was stored before.
     AsDecided,
     /// The attempt only: its lease was lost.
     Late,
@@ -289,7 +289,7 @@ pub struct Requeued {
 /// Counts of all endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotificationCounts {
-    /// Deliveries that are not delivered and not given up.
+    /// Deliveries of enabled endpoints that are not delivered and not given up.
     pub waiting: u64,
     /// When the oldest of their events happened, and of those that are parked behind others.
     pub oldest_waiting: Option<Timestamp>,
@@ -316,10 +316,17 @@ impl AttemptRecord {
         Self { then: DeliveryThen::RetryAt(self.now), endpoint: EndpointThen::Unchanged, ..self.clone() }
     }
 
-    /// Whether what waits for its endpoint may have to be given up, after it was stored with this result. It is stored
-    /// late when an earlier try disabled the endpoint and failed before it had given everything up.
-    pub(super) fn may_give_up(&self, recorded: Recorded) -> bool {
-        recorded != Recorded::NotDisabled && matches!(self.endpoint, EndpointThen::Disable { .. })
+    /// Whether it disabled its endpoint, now or when it was stored before.
+    pub(super) fn has_disabled(&self, recorded: Recorded) -> bool {
+        recorded == Recorded::AsDecided && matches!(self.endpoint, EndpointThen::Disable { .. })
+    }
+
+    /// Why it disables its endpoint, if it does.
+    pub(super) fn disabling_reason(&self) -> Option<&str> {
+        match &self.endpoint {
+            EndpointThen::Disable { reason, .. } => Some(reason),
+            _ => None,
+        }
     }
 
     /// What the transaction's timeline says of it: the first failure and the end, not each attempt. Every key may read it, so

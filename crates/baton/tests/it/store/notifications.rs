@@ -9,6 +9,7 @@ use baton::clock::{Clock, TimeSource};
 use baton::config::{Config, NotifyConfig, Secret, Service};
 use baton::notify::notifier::Notifier;
 use baton::notify::outbox_queue::OutboxQueue;
+use baton::notify::schedule::{AttemptResult, after_attempt};
 use baton::randomness::Randomness;
 use baton::relay::state::event::{Event, EventId, EventType};
 use baton::relay::state::transaction::{FailedBy, Moved, Status, Step, Transaction, TransactionId};
@@ -18,7 +19,7 @@ use baton::relay::store::notifications::{
     Requeue, Requeued,
 };
 use baton::timestamp::Timestamp;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use harness::wait::eventually;
 use pipeline::Queue;
 use tokio_util::sync::CancellationToken;
@@ -62,6 +63,10 @@ on_every_database! {
     deliveries_are_counted_up_to_a_limit
     a_large_backlog_is_given_up_in_part_and_no_event_waits_for_one_that_was
     what_is_left_is_given_up_when_the_attempt_is_recorded_again
+    a_late_410_does_not_give_up_the_events_of_an_endpoint_that_its_owner_disabled
+    a_series_of_failures_begins_with_the_first
+    a_disabled_endpoint_does_not_count_as_waiting
+    concurrent_receives_share_the_limit_of_an_endpoint
     a_long_recovery_continues_where_the_last_call_ended
     an_event_whose_process_died_waits_for_an_earlier_one
     an_event_that_is_given_back_waits_for_an_earlier_one
@@ -823,17 +828,76 @@ async fn what_is_left_is_given_up_when_the_attempt_is_recorded_again(fixture: &S
     for _ in 0..3 {
         submitted(fixture).await;
     }
-    let first = store.lease_deliveries(&[(endpoint.id, 1)], now() + MINUTE, now() + MINUTE * 2, Uuid::new_v4());
-    let first = first.await.unwrap().remove(0);
+    let (places, at) = ([(endpoint.id, 1)], now() + MINUTE);
+    let first = store.lease_deliveries(&places, at, at + MINUTE, Uuid::new_v4()).await.unwrap().remove(0);
     let gone = EndpointThen::Disable { reason: "answered 410".to_owned(), failing_since: None };
     let record = record(&first, DeliveryThen::GivenUp, gone);
     assert_eq!(store.record_attempt(&record).await.unwrap(), Recorded::AsDecided);
     // As if the commits after that one had failed. The attempt's own delivery has ended.
     fixture.execute("UPDATE webhook_deliveries SET due_at = created_at, ended = NULL WHERE attempts = 0").await;
     assert_eq!(store.endpoint_counts(endpoint.id).await.unwrap().waiting, 2);
-    assert_eq!(store.record_attempt(&record).await.unwrap(), Recorded::Late);
+    assert_eq!(store.record_attempt(&record).await.unwrap(), Recorded::AsDecided, "so that it is logged and counted");
     let counts = store.endpoint_counts(endpoint.id).await.unwrap();
     assert_eq!((counts.waiting, counts.given_up), (0, 3));
+}
+
+/// The attempt's lease has ended, and the owner has disabled the endpoint by itself meanwhile: its events are kept.
+async fn a_late_410_does_not_give_up_the_events_of_an_endpoint_that_its_owner_disabled(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    for _ in 0..2 {
+        submitted(fixture).await;
+    }
+    let first = lease(fixture, &endpoint, now() + MINUTE).await.remove(0);
+    assert_eq!(store.requeue(endpoint.id, &Requeue::Event(first.event.clone()), now()).await.unwrap().queued, 1);
+    disabled_by_owner(fixture, &endpoint).await;
+    let gone = EndpointThen::Disable { reason: "answered 410".to_owned(), failing_since: None };
+    store.record_attempt(&record(&first, DeliveryThen::GivenUp, gone)).await.unwrap();
+    let counts = store.endpoint_counts(endpoint.id).await.unwrap();
+    assert_eq!((counts.waiting, counts.given_up), (2, 0));
+}
+
+/// What decides about the second failure sees no pause that ended long ago.
+async fn a_series_of_failures_begins_with_the_first(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    let (mut first_at, mut at) = (None, now() + MINUTE);
+    for _ in 0..4 {
+        let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
+        let delivery = lease(fixture, &endpoint, at).await.remove(0);
+        let failed = AttemptResult { status: Some(500), succeeded: false, retry_after: None };
+        let (then, health) = after_attempt(&stored, &delivery, &failed, at, Duration::ZERO, MINUTE / 60, 0.0);
+        let mut attempt = record(&delivery, then, health);
+        (attempt.now, attempt.attempt.at) = (at, at);
+        store.record_attempt(&attempt).await.unwrap();
+        first_at.get_or_insert(at);
+        at = at + MINUTE * 60;
+    }
+    let stored = store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((stored.failures, stored.failing_since, stored.paused_until), (4, first_at, None));
+}
+
+async fn a_disabled_endpoint_does_not_count_as_waiting(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let endpoint = registered(fixture, &[EventType::Submitted]).await;
+    submitted(fixture).await;
+    assert_eq!(store.notification_counts(now()).await.unwrap().waiting, 1);
+    disabled_by_owner(fixture, &endpoint).await;
+    let counts = store.notification_counts(now()).await.unwrap();
+    assert_eq!((counts.waiting, counts.oldest_waiting, counts.disabled), (0, None, 1));
+}
+
+async fn concurrent_receives_share_the_limit_of_an_endpoint(fixture: &StoreFixture) {
+    registered(fixture, &[EventType::Submitted]).await;
+    for _ in 0..20 {
+        submitted(fixture).await;
+    }
+    let (store, random) = (Arc::clone(&fixture.notifications), Randomness::system());
+    let queue = OutboxQueue::new(store, Clock::system(), random, MINUTE, 256);
+    let received = join_all((0..4).map(|_| queue.receive(64, Duration::ZERO))).await;
+    let total: usize = received.into_iter().map(|messages| messages.unwrap().len()).sum();
+    assert_eq!(total, 4);
 }
 
 /// One call looks at 100,000 events.
@@ -1121,4 +1185,34 @@ async fn mysql_saves_moves_with_many_deliveries_in_several_commits() {
     for saved in saving.await.unwrap() {
         assert_eq!(saved.unwrap(), Saved::Yes { early: false });
     }
+}
+
+/// The save waits for a row that a rival has locked; the endpoint is enabled and recovers what it missed meanwhile.
+#[tokio::test]
+async fn mysql_delivers_to_an_endpoint_that_was_enabled_while_the_save_waited() {
+    let fixture = StoreFixture::mysql().await;
+    let endpoint = registered(&fixture, &[EventType::Submitted]).await;
+    disabled_by_owner(&fixture, &endpoint).await;
+    let (claimed, token) = fixture.claimed().await;
+    let moved = super::fixture::bind(&claimed, token, &Uuid::new_v4().to_string());
+    let events = moved.transaction.events_since(&claimed);
+    let moved = Moved { events, ..moved };
+    let (schema, mut rival) = fixture.mysql_connection().await;
+    for sql in ["BEGIN", "SELECT id FROM transactions FOR UPDATE"] {
+        sqlx::query(sql).execute(&mut rival).await.unwrap();
+    }
+    let store = Arc::clone(&fixture.store);
+    let mut saving = tokio::spawn(async move { store.save(&moved).await });
+    tokio::select! {
+        () = until_blocked(schema, "SELECT id, version FROM transactions") => {}
+        saved = &mut saving => panic!("it did not wait for the row: {saved:?}"),
+    }
+    let notifications = &fixture.notifications;
+    let stored = notifications.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert!(notifications.change_endpoint(&Endpoint { disabled: None, ..stored }).await.unwrap());
+    let since = Requeue::Since(now() - MINUTE);
+    assert_eq!(notifications.requeue(endpoint.id, &since, now()).await.unwrap().queued, 0);
+    sqlx::query("COMMIT").execute(&mut rival).await.unwrap();
+    assert_eq!(saving.await.unwrap().unwrap(), Saved::Yes { early: false });
+    assert_eq!(lease(&fixture, &endpoint, now() + MINUTE).await.len(), 1);
 }

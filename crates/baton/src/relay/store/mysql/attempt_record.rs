@@ -141,7 +141,7 @@ pub(super) async fn record_attempt(
 ) -> Result<Recorded, sqlx::Error> {
     // Steps of the timeline are numbered under this lock, too.
     lock_transactions(connection, &BTreeSet::from([id(record.delivery.transaction)])).await?;
-    let refused = !may_disable(connection, record).await?;
+    let (decided, refused) = (record, !may_disable(connection, record).await?);
     let record = &if refused { record.try_again() } else { record.clone() };
     let AttemptRecord { delivery, attempt, then, now, .. } = record;
     add_attempt(connection, delivery.endpoint, attempt).await?;
@@ -170,7 +170,9 @@ pub(super) async fn record_attempt(
         .execute(&mut *connection)
         .await?;
     if moved.rows_affected() == 0 {
-        return Ok(Recorded::Late);
+        // Stored before, and the answer, or what followed that commit, was lost.
+        let before = has_disabled_before(connection, decided).await?;
+        return Ok(if before { Recorded::AsDecided } else { Recorded::Late });
     }
     if !matches!(then, DeliveryThen::RetryAt(_)) {
         release_next(connection, delivery, *now).await?;
@@ -192,13 +194,20 @@ async fn may_disable(connection: &mut MySqlConnection, record: &AttemptRecord) -
     Ok(statement.bind(since).bind(since).fetch_optional(connection).await?.is_some())
 }
 
-/// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled as the record says. Returns
+/// Whether the endpoint is disabled by this very record, and unchanged since. It stays so until the commit.
+async fn has_disabled_before(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<bool, sqlx::Error> {
+    const SQL: &str = "SELECT 1 FROM webhook_endpoints WHERE id = ? AND version = ? AND disabled_at = ? \
+         AND disabled_reason = ? LOCK IN SHARE MODE";
+    let Some(reason) = record.disabling_reason() else { return Ok(false) };
+    let statement = sqlx::query(SQL).bind(record.delivery.endpoint.to_string()).bind(record.endpoint_version + 1);
+    Ok(statement.bind(datetime(record.now)).bind(reason).fetch_optional(connection).await?.is_some())
+}
+
+/// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled by this record. Returns
 /// how many: fewer than [`GIVEN_UP_AT_ONCE`] once none are left.
 pub(super) async fn give_up_some(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<u64, sqlx::Error> {
     const FIND: &str = "SELECT event_id, transaction_id FROM webhook_deliveries FORCE INDEX (webhook_deliveries_due) \
          WHERE endpoint_id = ? AND open = 1 ORDER BY due_at LIMIT ?";
-    const DISABLED: &str = "SELECT 1 FROM webhook_endpoints WHERE id = ? AND version = ? AND disabled_at IS NOT NULL \
-         LOCK IN SHARE MODE";
     let (endpoint, now) = (record.delivery.endpoint, record.now);
     let rows = sqlx::query(FIND).bind(endpoint.to_string()).bind(GIVEN_UP_AT_ONCE).fetch_all(&mut *connection).await?;
     let (mut events, mut transactions) = (Vec::new(), BTreeSet::new());
@@ -207,8 +216,7 @@ pub(super) async fn give_up_some(connection: &mut MySqlConnection, record: &Atte
         transactions.insert(row.try_get(1)?);
     }
     lock_transactions(connection, &transactions).await?;
-    let disabled = sqlx::query(DISABLED).bind(endpoint.to_string()).bind(record.endpoint_version + 1);
-    if disabled.fetch_optional(&mut *connection).await?.is_none() {
+    if !has_disabled_before(connection, record).await? {
         return Ok(0);
     }
     for some in chunks(&events) {
@@ -332,11 +340,13 @@ async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord)
         EndpointThen::Fails { paused_until, anew } => {
             const SQL: &str = "UPDATE webhook_endpoints SET \
                  failing_since = CASE WHEN ? THEN ? ELSE COALESCE(failing_since, ?) END, failures = failures + 1, \
-                 paused_until = GREATEST(COALESCE(paused_until, '2000-01-01'), COALESCE(?, '2000-01-01')) \
+                 paused_until = CASE WHEN ? THEN GREATEST(COALESCE(paused_until, ?), ?) ELSE paused_until END \
                  WHERE id = ? AND version = ?";
             let at = datetime(attempt.at);
-            let statement = sqlx::query(SQL).bind(anew).bind(at).bind(at).bind(paused_until.map(datetime));
-            statement.bind(endpoint).bind(version).execute(connection).await?;
+            let statement = sqlx::query(SQL).bind(anew).bind(at).bind(at);
+            let (pauses, until) = (paused_until.is_some(), paused_until.map_or(at, datetime));
+            let statement = statement.bind(pauses).bind(until).bind(until).bind(endpoint);
+            statement.bind(version).execute(connection).await?;
         }
         EndpointThen::Disable { reason, .. } => {
             const DISABLE: &str = "UPDATE webhook_endpoints SET disabled_at = ?, disabled_reason = ?, updated_at = ?, \

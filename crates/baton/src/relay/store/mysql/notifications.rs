@@ -216,7 +216,7 @@ impl NotificationStore for MySqlStore {
             Err(error) => Err(error),
         }));
         let recorded = recorded.await?;
-        let mut pages = if record.may_give_up(recorded) { GIVE_UP_PAGES_MAX } else { 0 };
+        let mut pages = if record.has_disabled(recorded) { GIVE_UP_PAGES_MAX } else { 0 };
         while pages > 0 {
             let given_up = self.pool.transact(work!(connection => {
                 Ok(End::Keep(give_up_some(connection, record).await?))
@@ -347,7 +347,7 @@ impl NotificationStore for MySqlStore {
             counts.enabled += u64::from(enabled);
             counts.disabled += u64::from(!enabled);
             counts.failing += u64::from(enabled && failing);
-            if !waits {
+            if !(enabled && waits) {
                 continue;
             }
             let id = &id;

@@ -50,7 +50,7 @@ pub(super) fn give_back(connection: &Connection, delivery: &Delivery, now: Times
 
 /// Records the attempt; returns what became of the decision.
 pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) -> Result<Recorded, rusqlite::Error> {
-    let refused = !may_disable(connection, record)?;
+    let (decided, refused) = (record, !may_disable(connection, record)?);
     let record = &if refused { record.try_again() } else { record.clone() };
     let AttemptRecord { delivery, attempt, then, now, .. } = record;
     let endpoint = delivery.endpoint.0.as_bytes();
@@ -93,7 +93,9 @@ pub(super) fn record_attempt(connection: &Connection, record: &AttemptRecord) ->
             .execute(params![endpoint, delivery.event.0, delivery.lease.as_bytes(), at.0, PARKED.0])?,
     };
     if moved == 0 {
-        return Ok(Recorded::Late);
+        // Stored before, and the answer, or what followed that commit, was lost.
+        let before = has_disabled_before(connection, decided)?;
+        return Ok(if before { Recorded::AsDecided } else { Recorded::Late });
     }
     if !matches!(then, DeliveryThen::RetryAt(_)) {
         release_next(connection, delivery, *now)?;
@@ -116,19 +118,31 @@ fn may_disable(connection: &Connection, record: &AttemptRecord) -> Result<bool, 
         .exists(params![record.delivery.endpoint.0.as_bytes(), record.endpoint_version, failing_since.map(|at| at.0)])
 }
 
-/// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled as the record says. Returns
+/// Whether the endpoint is disabled by this very record, and unchanged since.
+fn has_disabled_before(connection: &Connection, record: &AttemptRecord) -> Result<bool, rusqlite::Error> {
+    let Some(reason) = record.disabling_reason() else { return Ok(false) };
+    connection
+        .prepare_cached(
+            "SELECT 1 FROM webhook_endpoints WHERE id = ?1 AND version = ?2 AND disabled_at = ?3 AND disabled_reason = ?4",
+        )?
+        .exists(params![record.delivery.endpoint.0.as_bytes(), record.endpoint_version + 1, record.now.0, reason])
+}
+
+/// Gives up some of what waits for an endpoint, the longest due first, if it is still disabled by this record. Returns
 /// how many: fewer than [`GIVEN_UP_AT_ONCE`] once none are left.
 pub(super) fn give_up_some(connection: &Connection, record: &AttemptRecord) -> Result<u32, rusqlite::Error> {
+    if !has_disabled_before(connection, record)? {
+        return Ok(0);
+    }
     let (endpoint, now) = (record.delivery.endpoint, record.now);
     let id = endpoint.0.as_bytes();
     let mut give_up = connection.prepare_cached(
         "UPDATE webhook_deliveries SET due_at = NULL, lease = NULL, ended_at = ?2, ended = 'given-up' \
          WHERE endpoint_id = ?1 AND event_id IN (SELECT event_id FROM webhook_deliveries \
           INDEXED BY webhook_deliveries_due WHERE endpoint_id = ?1 AND due_at IS NOT NULL ORDER BY due_at LIMIT ?3) \
-         AND EXISTS (SELECT 1 FROM webhook_endpoints WHERE id = ?1 AND version = ?4 AND disabled_at IS NOT NULL) \
          RETURNING transaction_id",
     )?;
-    let key = params![id, now.0, GIVEN_UP_AT_ONCE, record.endpoint_version + 1];
+    let key = params![id, now.0, GIVEN_UP_AT_ONCE];
     let (mut given_up, mut transactions) = (0, BTreeSet::new());
     for transaction in give_up.query_map(key, |row| row.get::<_, [u8; 16]>(0))? {
         given_up += 1;
@@ -211,7 +225,8 @@ fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<(), 
                 .prepare_cached(
                     "UPDATE webhook_endpoints SET failures = failures + 1, \
                      failing_since = CASE WHEN ?5 THEN ?2 ELSE COALESCE(failing_since, ?2) END, \
-                     paused_until = MAX(COALESCE(paused_until, 0), COALESCE(?3, 0)) WHERE id = ?1 AND version = ?4",
+                     paused_until = CASE WHEN ?3 IS NULL THEN paused_until ELSE MAX(COALESCE(paused_until, ?3), ?3) END \
+                     WHERE id = ?1 AND version = ?4",
                 )?
                 .execute(params![id, attempt.at.0, paused_until.map(|until| until.0), version, anew])?;
         }

@@ -211,7 +211,7 @@ impl NotificationStore for SqliteStore {
     async fn record_attempt(&self, record: &AttemptRecord) -> Result<Recorded, StoreError> {
         let decided = record.clone();
         let recorded = self.write(move |connection| record_attempt(connection, &decided)).await?;
-        let mut pages = if record.may_give_up(recorded) { GIVE_UP_PAGES_MAX } else { 0 };
+        let mut pages = if record.has_disabled(recorded) { GIVE_UP_PAGES_MAX } else { 0 };
         while pages > 0 {
             let record = record.clone();
             let given_up = self.write(move |connection| give_up_some(connection, &record)).await?;
@@ -333,6 +333,9 @@ impl NotificationStore for SqliteStore {
                 counts.enabled += u64::from(enabled);
                 counts.disabled += u64::from(!enabled);
                 counts.failing += u64::from(enabled && failing);
+                if !enabled {
+                    continue;
+                }
                 let (count, oldest): (u64, Option<i64>) =
                     waiting.query_row(params![id, COUNT_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
                 let parked: Option<i64> = parked_since.query_row(params![id, PARKED.0], |row| row.get(0))?;
