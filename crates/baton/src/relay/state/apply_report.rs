@@ -248,14 +248,15 @@ impl Transaction {
         Ok(moved(next, "relayer-says", said))
     }
 
-    /// Records that Baton asks the relayer to cancel its record, before it asks: the relayer does not work on it.
+    /// Records that Baton asks the relayer to cancel its record, before it asks: the relayer does not work on it. Each
+    /// request counts anew: an earlier one may not have reached the relayer.
     pub fn request_cancel(&self, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
         let detail = format!("{} has not signed it and does not work on it; it is asked to cancel it", binding.relayer);
         let first = self.cancel_requested_at.is_none();
         let mut next = self.next(now);
-        next.cancel_requested_at = self.cancel_requested_at.or(Some(now));
+        next.cancel_requested_at = Some(now);
         next.check_at = Some(at);
         let steps = if first { vec![Step::new("cancel-requested", detail)] } else { Vec::new() };
         Ok(Moved::new(next, steps))

@@ -310,7 +310,7 @@ pub struct Transaction {
     pub check_at: Option<Timestamp>,
     /// A final report of a relayer that waits for the chain: the record as received.
     pub relayer_says: Option<Value>,
-    /// When Baton asked the bound relayer to cancel its record, because the relayer does not work on it.
+    /// When Baton last asked the bound relayer to cancel its record, because the relayer does not work on it.
     pub cancel_requested_at: Option<Timestamp>,
 }
 

@@ -377,6 +377,18 @@ fn our_own_cancellation_of_an_unsigned_record_is_rerouted_and_any_other_is_the_e
     assert_eq!((heard.status, heard.check_at), (Status::Submitted, Some(Timestamp(5))), "a webhook only asks");
 }
 
+/// The first request failed, and the minute was counted from it: a cancellation was certain at the instant it was made.
+#[test]
+fn the_minute_after_a_cancellation_counts_from_the_last_request() {
+    let settles = Timings::DEFAULT.cancel_settles();
+    let (first, second) = (Timestamp(4), Timestamp(4) + settles);
+    let row = submitted().request_cancel(Timestamp(9), first).unwrap().transaction;
+    let row = row.request_cancel(Timestamp(9), second).unwrap().transaction;
+    let certain = |now| row.is_cancel_certain(&canceled_unsigned(), now, &Timings::DEFAULT);
+    assert!(!certain(second), "it may have been signed meanwhile");
+    assert!(certain(second + settles));
+}
+
 #[test]
 fn a_record_that_was_signed_before_our_cancellation_is_not_rerouted() {
     let row = submitted().request_cancel(Timestamp(9), Timestamp(4)).unwrap().transaction;
