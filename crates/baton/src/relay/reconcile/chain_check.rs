@@ -187,8 +187,12 @@ impl ChainCheck {
                     Err(open) => Ok(Looked::Open(open)),
                 };
                 match word {
-                    // The relayer's word that a no-op, or another call, took its place is now proven.
-                    RelayerWord::Says(said) if confirmed && !row.call.is_still(said) => {
+                    // The relayer's word that a no-op, or another call, took its place is now proven. So is its word that an
+                    // imported transaction failed, which Baton does not send again.
+                    RelayerWord::Says(said)
+                        if (confirmed && !row.call.is_still(said))
+                            || (row.imported && said.status.is_over() && !confirmed) =>
+                    {
                         if let Err(open) = self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
                             return Ok(Looked::Open(open));
                         }

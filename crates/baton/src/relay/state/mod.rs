@@ -2,6 +2,7 @@
 
 pub mod apply_report;
 pub mod event;
+pub mod false_failure;
 pub mod message;
 pub mod moves;
 pub mod operator_moves;

@@ -404,27 +404,6 @@ impl Transaction {
         Ok(Moved::new(next, steps))
     }
 
-    /// Whether its block is missing although its relayer reported an end on the chain.
-    pub fn lacks_block(&self) -> bool {
-        let ended_there = match self.status {
-            Status::Confirmed | Status::Success => true,
-            // Reverted or replaced; if it never reached the chain, the chain answers so.
-            Status::Failed => self.failed_by == Some(FailedBy::Relayer),
-            Status::Pending | Status::Submitted => false,
-        };
-        ended_there && self.hash.is_some() && self.block_number.is_none()
-    }
-
-    /// Stores the block of the hash, as the chain reports it. The status does not change.
-    pub fn in_block(&self, hash: &str, block_number: u64) -> Result<Moved, Refused> {
-        if !self.lacks_block() || self.hash.as_deref() != Some(hash) {
-            return Err(Refused::NotPossible("its block is known, or its hash has changed"));
-        }
-        let mut next = self.next(self.updated_at);
-        next.block_number = Some(block_number);
-        Ok(Moved::new(next, Vec::new()))
-    }
-
     /// What the consumer that holds a message about this row does next.
     pub fn next_step(&self) -> NextStep {
         if self.status.is_final() {
