@@ -20,7 +20,7 @@ use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{Refused, RelayerTxId, RelayerUrl, Transaction};
+use crate::relay::state::transaction::{Refused, RelayerTxId, RelayerUrl, Step, Transaction};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -40,6 +40,8 @@ pub enum Looked {
     Settled,
     /// The chain does not decide it yet, for this reason.
     Open(String),
+    /// The chain answered and does not have the call in any block; why that decides nothing yet.
+    Absent(String),
 }
 
 /// What a row's relayer says of it now.
@@ -98,7 +100,7 @@ impl ChainCheck {
             Err(Trouble::Store(failure)) => return Err(failure),
             Err(Trouble::Chain(failure)) => Looked::Open(format!("the chain gives no answer: {failure}")),
         };
-        let Looked::Open(why) = &looked else { return Ok(looked) };
+        let (Looked::Open(why) | Looked::Absent(why)) = &looked else { return Ok(looked) };
         counter!("baton_chain_checks_total", "finding" => "open").increment(1);
         let now = self.guarded.clock.now();
         let pause = (now.since(row.updated_at) / 4).clamp(PAUSE_MIN, PAUSE_MAX);
@@ -107,9 +109,10 @@ impl ChainCheck {
         let unknown = said_over && (!confirmed || now.since(row.updated_at) >= NODE_BEHIND);
         if unknown && binding.forgotten_since.is_none() {
             warn!(transactionId = %row.id, action = "outcome_unknown", "the chain does not tell what became of it: {why}");
-            if confirmed {
-                unfounded_confirmation(row);
-            }
+        }
+        // Without an answer of the chain, or while the call is in a block, the relayer may be right.
+        if unknown && confirmed && matches!(looked, Looked::Absent(_)) {
+            self.unfounded_confirmation(row).await?;
         }
         let decide = |now_row: &Transaction| match (&now_row.binding, unknown) {
             (Some(held), _) if held.tx_id != binding.tx_id => Err(MOVED),
@@ -203,7 +206,7 @@ impl ChainCheck {
                     }
                     RelayerWord::Says(said) if said.status.is_over() => {
                         if confirmed {
-                            unfounded_confirmation(row);
+                            self.unfounded_confirmation(row).await?;
                         }
                         gives_up().await
                     }
@@ -214,7 +217,7 @@ impl ChainCheck {
                 }
             }
             ChainFinding::Contested => Ok(Looked::Open(CONTESTED.to_owned())),
-            ChainFinding::Open => Ok(Looked::Open("its nonce is not used for good yet".to_owned())),
+            ChainFinding::Open => Ok(Looked::Absent("its nonce is not used for good yet".to_owned())),
             // A record that the relayer lost, or canceled, before it signed it. Nothing that waits to be mined may be this
             // call.
             ChainFinding::Unproven(why) => {
@@ -238,7 +241,7 @@ impl ChainCheck {
                         let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");
                         return self.not_executed(row, &why).await;
                     }
-                    _ => return Ok(Looked::Open(why.to_owned())),
+                    _ => return Ok(Looked::Absent(why.to_owned())),
                 };
                 if nonce.is_some() || !row.is_unsigned() {
                     return Ok(Looked::Open(why.to_owned()));
@@ -359,6 +362,19 @@ impl ChainCheck {
         self.reader.receipt(mined.hash).await.ok().flatten()
     }
 
+    /// Raises the alarm about a row that its relayer calls confirmed and the chain does not have, once.
+    async fn unfounded_confirmation(&self, row: &Transaction) -> Result<(), StoreError> {
+        let step = Step::new("unfounded-confirmation", "the relayer says confirmed, and the chain does not have it");
+        if self.guarded.store.timeline(row.id).await?.iter().any(|entry| entry.action == step.action) {
+            return Ok(());
+        }
+        let now = self.guarded.clock.now();
+        self.guarded.update(row.id, |now_row| Ok(now_row.noted(step.clone(), now))).await?;
+        counter!("baton_unfounded_confirmations_total").increment(1);
+        error!(transactionId = %row.id, action = "unfounded_confirmation", "{}", step.detail);
+        Ok(())
+    }
+
     async fn not_executed(&self, row: &Transaction, why: &str) -> Result<Looked, Trouble> {
         let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
@@ -384,11 +400,6 @@ impl ChainCheck {
 /// binding may still show the account of a relayer that it has left.
 fn bound_account(row: &Transaction) -> Option<Address> {
     row.binding.as_ref().and(row.from.as_deref()).and_then(|from| from.parse().ok())
-}
-
-fn unfounded_confirmation(row: &Transaction) {
-    counter!("baton_unfounded_confirmations_total").increment(1);
-    error!(transactionId = %row.id, action = "unfounded_confirmation", "the relayer says confirmed, and the chain does not have it");
 }
 
 /// The earliest time at which a transaction of this row can be in a block.

@@ -367,7 +367,7 @@ impl Reconciler {
         }
         Ok(match chain.settle(&row, word).await? {
             Looked::Settled => true,
-            Looked::Open(_) => said.is_some_and(|said| said.status.is_over()),
+            Looked::Open(_) | Looked::Absent(_) => said.is_some_and(|said| said.status.is_over()),
         })
     }
 
