@@ -91,6 +91,14 @@ impl ChainCheck {
         })
     }
 
+    /// Whether a relayer has had the row for so long that, if it gives no answer, every webhook about a signature may have been
+    /// lost.
+    pub fn is_old(&self, row: &Transaction) -> bool {
+        let clock = &self.guarded.clock;
+        let bound_at = row.binding.as_ref().map(|binding| binding.at);
+        bound_at.is_some_and(|at| clock.passed_since(at) >= self.guarded.timings.operator_after)
+    }
+
     /// Settles a bound row as far as the chain allows.
     pub async fn settle(&self, row: &Transaction, word: RelayerWord<'_>) -> Result<Looked, StoreError> {
         let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
@@ -255,9 +263,10 @@ impl ChainCheck {
     }
 
     /// Whether the relayer has not known it for longer than a record can stay unsigned: a relayer gives an unsigned record up
-    /// after two minutes.
+    /// after two minutes. One that gives no answer may know it.
     pub(super) fn is_long_forgotten(&self, row: &Transaction) -> bool {
         let since = row.binding.as_ref().and_then(|binding| binding.forgotten_since);
+        let since = since.filter(|_| !row.is_only_silent());
         let clock = &self.guarded.clock;
         since.is_some_and(|since| clock.passed_since(since) >= self.guarded.timings.unproven_wait)
     }

@@ -240,6 +240,7 @@ impl Transaction {
             return Err(Refused::NotPossible("the chain is being asked"));
         }
         let forgotten = self.binding.as_ref().and_then(|binding| binding.forgotten_since);
+        let forgotten = forgotten.filter(|_| !self.is_only_silent());
         let mut next = self.with_report(report, now);
         if let Some(binding) = &mut next.binding {
             binding.forgotten_since = forgotten;

@@ -6,4 +6,5 @@ pub mod false_failure;
 pub mod message;
 pub mod moves;
 pub mod operator_moves;
+pub mod silence;
 pub mod transaction;

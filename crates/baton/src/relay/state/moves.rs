@@ -392,10 +392,11 @@ impl Transaction {
     pub fn forgotten(&self, how: Forgotten, at: Timestamp, now: Timestamp) -> Result<Moved, Refused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(Refused::NotPossible("no relayer has it"))?;
-        let first = binding.forgotten_since.is_none();
+        let first = binding.forgotten_since.is_none() || self.is_only_silent();
         let (relayer, tx_id) = (&binding.relayer, &binding.tx_id);
         let detail = format!("{relayer} {} {tx_id}; the chain or an operator must resolve it", how.describe());
         let mut next = self.next(now);
+        next.end_silence();
         if let Some(binding) = &mut next.binding {
             binding.forgotten_since = binding.forgotten_since.or(Some(now));
         }

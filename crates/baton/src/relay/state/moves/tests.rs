@@ -155,6 +155,14 @@ fn moves() -> Vec<Move> {
         "forgotten".into(),
         Box::new(|row, now| row.forgotten(Forgotten::NotKnown, now + Duration::from_secs(9), now).ok()),
     );
+    for silent_for in [Duration::ZERO, Timings::DEFAULT.operator_after] {
+        let again = move |now: Timestamp| now + Duration::from_secs(9);
+        add(
+            format!("unanswered for {silent_for:?}"),
+            Box::new(move |row, now| row.unanswered(silent_for, again(now), now, &Timings::DEFAULT).ok()),
+        );
+    }
+    add("answered".into(), Box::new(|row, now| row.answered(now).ok()));
     add("abandon".into(), Box::new(|row, now| row.abandon("unreadable", now).ok()));
     add("replay".into(), Box::new(|row, now| row.replay(now, &Timings::DEFAULT).ok()));
     add("resolve resend".into(), Box::new(|row, now| row.resolve_resend(now, &Timings::DEFAULT).ok()));
@@ -189,7 +197,10 @@ fn moves() -> Vec<Move> {
         for said in reports.clone() {
             let name = format!("report {:?} {:?} {mode:?} {source:?}", said.status, said.reason);
             let again = said.clone();
-            add(name.clone(), Box::new(move |row, now| verdict(row.report(&said, source, mode, now, &Timings::DEFAULT))));
+            add(
+                name.clone(),
+                Box::new(move |row, now| verdict(row.report(&said, source, mode, now, &Timings::DEFAULT))),
+            );
             add(
                 format!("contradict: {name}"),
                 Box::new(move |row, now| contradiction(row.report(&again, source, mode, now, &Timings::DEFAULT))),
@@ -202,7 +213,7 @@ fn moves() -> Vec<Move> {
 /// Rows that differ only in counters and times behave alike: the walk visits one of them.
 fn shape(row: &Transaction) -> String {
     format!(
-        "{:?} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {} {}",
+        "{:?} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {} {:?}",
         row.status,
         row.claim.as_ref().map(|claim| {
             let unknown = claim.unknown.as_ref();
@@ -216,7 +227,7 @@ fn shape(row: &Transaction) -> String {
         row.failed_by,
         row.avoid,
         row.replays.min(1),
-        row.is_said_executed(),
+        (row.is_said_executed(), row.silent_since().is_some(), row.is_only_silent()),
     )
 }
 
