@@ -5,6 +5,7 @@
 mod absence;
 mod attacks;
 mod bad_input;
+mod chain_decides;
 mod commands;
 mod data_directory;
 mod dev;

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use baton::config::RelayMode;
 use baton::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
+use baton::relay::state::false_failure::{Included, Proof};
 use baton::relay::state::transaction::{
     ConsumerId, Kind, Progress, RecordLost, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
     UnknownCause,
@@ -113,7 +114,8 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     let verdict = bound.report(&report, Source::Webhook, RelayMode::FireAndForget, now, &fixture.timings);
     let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
     fixture.store.save(&moved).await.unwrap();
-    let moved = moved.transaction.in_block("0x1", 12).unwrap();
+    let included = Included { block: 12, proof: Proof::None };
+    let moved = moved.transaction.in_block("0x1", included, now).unwrap();
     fixture.store.save(&moved).await.unwrap();
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(moved.transaction));
 }

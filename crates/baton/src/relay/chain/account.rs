@@ -452,7 +452,7 @@ impl AccountReader {
 }
 
 /// A mined transaction and its sender; `None` if it is in no block, or cannot be read.
-fn read_transaction(value: &Value) -> Option<(AccountTransaction, Address)> {
+pub(super) fn read_transaction(value: &Value) -> Option<(AccountTransaction, Address)> {
     let address = |name: &str| value[name].as_str().and_then(|text| text.parse::<Address>().ok());
     let data = bytes(&value["input"]).ok()?;
     let amount = value["value"].as_str().and_then(crate::evm::parse_amount)?;

@@ -43,6 +43,8 @@ pub struct Chain {
     current: AtomicUsize,
     timeout: Duration,
     chain_id: Option<u64>,
+    /// Blocks on top of one that make it final.
+    finality: u64,
     forwarder: Option<ForwarderConfig>,
     /// Whether the chain's id was found to be the configured one.
     checked: AtomicBool,
@@ -115,7 +117,8 @@ impl Chain {
         let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
         let (checked, forwarder_checked) = (AtomicBool::new(false), AtomicBool::new(false));
         let (current, timeout) = (AtomicUsize::new(0), config.rpc_timeout);
-        Ok(Self { transport, endpoints, current, timeout, chain_id, forwarder, checked, forwarder_checked })
+        let finality = config.finality_blocks;
+        Ok(Self { transport, endpoints, current, timeout, chain_id, finality, forwarder, checked, forwarder_checked })
     }
 
     /// The chain's id.
@@ -197,13 +200,26 @@ impl Chain {
         }
     }
 
-    /// The number of the block that a transaction is in; `None` if the chain has no receipt of it.
-    pub async fn block_of(&self, hash: B256) -> Result<Option<u64>, ChainError> {
+    /// The block that a transaction is in, and whether it succeeded there, if its receipt tells; `None` if the chain has no
+    /// receipt of it.
+    pub async fn block_of(&self, hash: B256) -> Result<Option<(u64, Option<bool>)>, ChainError> {
         self.check_chain().await?;
         let receipt = self.ask("eth_getTransactionReceipt", json!([hash.to_string()])).await?;
         // Some nodes return a receipt before the transaction is in a block.
-        let Some(number) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
-        self::number(number).map(Some).ok_or(ChainError::Unreadable("the receipt's block"))
+        let Some(block) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
+        let block = number(block).ok_or(ChainError::Unreadable("the receipt's block"))?;
+        Ok(Some((block, receipt.get("status").and_then(number).map(|status| status == 1))))
+    }
+
+    /// Whether the transaction with this hash makes this call, in a block that cannot be replaced any more.
+    pub async fn has_made(&self, call: &Call, hash: B256) -> Result<bool, ChainError> {
+        let found = self.ask_checked("eth_getTransactionByHash", json!([hash.to_string()])).await?;
+        let Some(made) = account::read_transaction(&found).map(|(made, _)| made).filter(|made| made.makes(call)) else {
+            return Ok(false);
+        };
+        let newest = self.ask("eth_getBlockByNumber", json!(["latest", false])).await?;
+        let head = number(&newest["number"]).ok_or(ChainError::Unreadable("the newest block"))?;
+        Ok(made.block.saturating_add(self.finality) <= head)
     }
 
     /// Compares chain and forwarder with the configuration, until they once were found to match.

@@ -15,9 +15,10 @@ use tracing::{debug, info, warn};
 
 use crate::relay::chain::{Chain, ChainError};
 use crate::relay::observe::recent_misses::RecentMisses;
-use crate::relay::state::transaction::Transaction;
+use crate::relay::state::false_failure::{Included, Proof};
+use crate::relay::state::transaction::{Status, Transaction};
 use crate::relay::store::StoreError;
-use crate::relay::update::guarded_store::{GuardedStore, Updated};
+use crate::relay::update::guarded_store::{GuardedStore, Updated, failed_but_executed};
 
 /// Longest wait of a status request for its block.
 const PATIENCE_MAX: Duration = Duration::from_secs(1);
@@ -89,13 +90,27 @@ impl Blocks {
         }
     }
 
-    /// The row once it has its block; `None` if the chain knows no such transaction.
+    /// The row once it has its block, or once it is known that it was executed although it is shown as failed; `None` if
+    /// the chain knows no such transaction, or what it knows does not prove that a failed row has failed.
     async fn ask(&self, row: &Transaction, hash: B256) -> Result<Option<Transaction>, BlockLookupError> {
-        let Some(block) = self.chain.block_of(hash).await? else { return Ok(None) };
-        let text = row.hash.as_deref().unwrap_or_default();
+        let Some((block, succeeded)) = self.chain.block_of(hash).await? else { return Ok(None) };
+        // A relayer may show the hash of another transaction: that of the no-op in its place, for instance.
+        let is_ours = row.status == Status::Failed && self.chain.has_made(&row.call, hash).await?;
+        let proof = match succeeded {
+            Some(true) if is_ours => Proof::Executed,
+            Some(false) if is_ours => Proof::Reverted,
+            _ => Proof::None,
+        };
+        let included = Included { block, proof };
+        let (text, now) = (row.hash.as_deref().unwrap_or_default(), self.guarded.clock.now());
         // From the stored row: `row` may have come from a relayer, and another request may have stored the block.
-        match self.guarded.update(row.id, |row| row.in_block(text, block)).await? {
-            Updated::Moved(row) => Ok(Some(*row)),
+        match self.guarded.update(row.id, |row| row.in_block(text, included, now)).await? {
+            Updated::Moved(row) => {
+                if row.block_number.is_none() {
+                    failed_but_executed(&row, "chain");
+                }
+                Ok(Some(*row))
+            }
             Updated::Refused(_, row) => Ok(row.block_number.is_some().then_some(*row)),
             Updated::Missing => Ok(None),
         }

@@ -14,7 +14,7 @@ use crate::relay::observe::recent_misses::RecentMisses;
 use crate::relay::relayer::client::{RelayerClient, describe};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::request::call::{Call, DirectRequest, Speed};
-use crate::relay::state::apply_report::{Report, Source};
+use crate::relay::state::apply_report::{Report, Source, Verdict};
 use crate::relay::state::transaction::{
     Binding, Progress, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId,
 };
@@ -177,8 +177,12 @@ fn imported(id: TransactionId, relayer: &RelayerUrl, report: &Report, guarded: &
         nonce: None,
         forgotten_since: None,
     });
+    // What a relayer says of an old transaction needs the chain's confirmation as much as of a new one.
+    if guarded.chain_decides && row.needs_chain(report, now, &guarded.timings) {
+        return Some(row.ask_chain(report, now).map_or(row, |moved| moved.transaction));
+    }
     match row.report(report, Source::Asked, guarded.mode, now, &guarded.timings) {
-        crate::relay::state::apply_report::Verdict::Move(moved) => Some(moved.transaction),
+        Verdict::Move(moved) => Some(moved.transaction),
         _ => Some(row),
     }
 }

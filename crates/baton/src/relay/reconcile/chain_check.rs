@@ -21,7 +21,7 @@ use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{MoveRefused, RelayerTxId, RelayerUrl, Transaction};
+use crate::relay::state::transaction::{MoveRefused, RelayerTxId, RelayerUrl, Step, Transaction};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -41,6 +41,8 @@ pub enum ChainCheckResult {
     Settled,
     /// The chain does not decide it yet, for this reason.
     Open(String),
+    /// The chain answered and does not have the call in any block; why that decides nothing yet.
+    Absent(String),
 }
 
 /// What a row's relayer says of it now.
@@ -90,6 +92,14 @@ impl ChainCheck {
         })
     }
 
+    /// Whether a relayer has had the row for so long that, if it gives no answer, every webhook about a signature may have been
+    /// lost.
+    pub fn is_old(&self, row: &Transaction) -> bool {
+        let clock = &self.guarded.clock;
+        let bound_at = row.binding.as_ref().map(|binding| binding.at);
+        bound_at.is_some_and(|at| clock.passed_since(at) >= self.guarded.timings.operator_after)
+    }
+
     /// Settles a bound row as far as the chain allows.
     pub async fn settle(
         &self,
@@ -105,7 +115,7 @@ impl ChainCheck {
                 ChainCheckResult::Open(format!("the chain gives no answer: {failure}"))
             }
         };
-        let ChainCheckResult::Open(why) = &looked else { return Ok(looked) };
+        let (ChainCheckResult::Open(why) | ChainCheckResult::Absent(why)) = &looked else { return Ok(looked) };
         counter!("baton_chain_checks_total", "finding" => "open").increment(1);
         let now = self.guarded.clock.now();
         let pause = (now.since(row.updated_at) / 4).clamp(PAUSE_MIN, PAUSE_MAX);
@@ -114,9 +124,10 @@ impl ChainCheck {
         let unknown = said_over && (!confirmed || now.since(row.updated_at) >= NODE_BEHIND);
         if unknown && binding.forgotten_since.is_none() {
             warn!(transactionId = %row.id, action = "outcome_unknown", "the chain does not tell what became of it: {why}");
-            if confirmed {
-                unfounded_confirmation(row);
-            }
+        }
+        // Without an answer of the chain, or while the call is in a block, the relayer may be right.
+        if unknown && confirmed && matches!(looked, ChainCheckResult::Absent(_)) {
+            self.unfounded_confirmation(row).await?;
         }
         let decide = |now_row: &Transaction| match (&now_row.binding, unknown) {
             (Some(held), _) if held.tx_id != binding.tx_id => Err(MOVED),
@@ -202,8 +213,12 @@ impl ChainCheck {
                     Err(open) => Ok(ChainCheckResult::Open(open)),
                 };
                 match statement {
-                    // The relayer's statement that a no-op, or another call, took its place is now proven.
-                    RelayerStatement::Says(said) if confirmed && !row.call.is_still(said) => {
+                    // The relayer's word that a no-op, or another call, took its place is now proven. So is its word that an
+                    // imported transaction failed, which Baton does not send again.
+                    RelayerStatement::Says(said)
+                        if (confirmed && !row.call.is_still(said))
+                            || (row.imported && said.status.is_over() && !confirmed) =>
+                    {
                         if let Err(open) = self.ownerless_nonce(row, &binding.relayer, &history, None).await? {
                             return Ok(ChainCheckResult::Open(open));
                         }
@@ -214,7 +229,7 @@ impl ChainCheck {
                     }
                     RelayerStatement::Says(said) if said.status.is_over() => {
                         if confirmed {
-                            unfounded_confirmation(row);
+                            self.unfounded_confirmation(row).await?;
                         }
                         gives_up().await
                     }
@@ -225,7 +240,7 @@ impl ChainCheck {
                 }
             }
             ChainFinding::Contested => Ok(ChainCheckResult::Open(CONTESTED.to_owned())),
-            ChainFinding::Open => Ok(ChainCheckResult::Open("its nonce is not used for good yet".to_owned())),
+            ChainFinding::Open => Ok(ChainCheckResult::Absent("its nonce is not used for good yet".to_owned())),
             // A record that the relayer lost, or canceled, before it signed it. Nothing that waits to be mined may be this
             // call.
             ChainFinding::Unproven(why) => {
@@ -249,7 +264,7 @@ impl ChainCheck {
                         let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");
                         return self.not_executed(row, &why).await;
                     }
-                    _ => return Ok(ChainCheckResult::Open(why.to_owned())),
+                    _ => return Ok(ChainCheckResult::Absent(why.to_owned())),
                 };
                 if nonce.is_some() || !row.is_unsigned() {
                     return Ok(ChainCheckResult::Open(why.to_owned()));
@@ -263,9 +278,10 @@ impl ChainCheck {
     }
 
     /// Whether the relayer has not known it for longer than a record can stay unsigned: a relayer gives an unsigned record up
-    /// after two minutes.
+    /// after two minutes. One that gives no answer may know it.
     pub(super) fn is_long_forgotten(&self, row: &Transaction) -> bool {
         let since = row.binding.as_ref().and_then(|binding| binding.forgotten_since);
+        let since = since.filter(|_| !row.is_only_silent());
         let clock = &self.guarded.clock;
         since.is_some_and(|since| clock.passed_since(since) >= self.guarded.timings.unproven_wait)
     }
@@ -370,6 +386,19 @@ impl ChainCheck {
         self.reader.receipt(mined.hash).await.ok().flatten()
     }
 
+    /// Raises the alarm about a row that its relayer calls confirmed and the chain does not have, once.
+    async fn unfounded_confirmation(&self, row: &Transaction) -> Result<(), StoreError> {
+        let step = Step::new("unfounded-confirmation", "the relayer says confirmed, and the chain does not have it");
+        if self.guarded.store.timeline(row.id).await?.iter().any(|entry| entry.action == step.action) {
+            return Ok(());
+        }
+        let now = self.guarded.clock.now();
+        self.guarded.update(row.id, |now_row| Ok(now_row.noted(step.clone(), now))).await?;
+        counter!("baton_unfounded_confirmations_total").increment(1);
+        error!(transactionId = %row.id, action = "unfounded_confirmation", "{}", step.detail);
+        Ok(())
+    }
+
     async fn not_executed(&self, row: &Transaction, why: &str) -> Result<ChainCheckResult, ChainCheckError> {
         let Some(binding) = &row.binding else { return Ok(ChainCheckResult::Settled) };
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
@@ -395,11 +424,6 @@ impl ChainCheck {
 /// binding may still show the account of a relayer that it has left.
 fn bound_account(row: &Transaction) -> Option<Address> {
     row.binding.as_ref().and(row.from.as_deref()).and_then(|from| from.parse().ok())
-}
-
-fn unfounded_confirmation(row: &Transaction) {
-    counter!("baton_unfounded_confirmations_total").increment(1);
-    error!(transactionId = %row.id, action = "unfounded_confirmation", "the relayer says confirmed, and the chain does not have it");
 }
 
 /// The earliest time at which a transaction of this row can be in a block.

@@ -265,7 +265,7 @@ impl Reconciler {
             return Ok(None);
         };
         if skip {
-            self.look_again_if_due(row, now + pause).await?;
+            self.unanswered(row, now + pause).await?;
             return Ok(None);
         }
         match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
@@ -277,6 +277,8 @@ impl Reconciler {
                 Ok(None)
             }
             Ok(Some(report)) => {
+                let answered = self.answered(row).await?;
+                let row = answered.as_ref().unwrap_or(row);
                 if self.guarded.apply(row.id, &report, Origin::Reconciler).await? == Applied::Moved {
                     counter!("baton_reconciler_total", "finding" => "news-missed").increment(1);
                 }
@@ -297,12 +299,49 @@ impl Reconciler {
             }
             Err(failure) => {
                 info!(transactionId = %row.id, action = "no_news", relayer = %binding.relayer, "{}", describe(&failure));
-                if self.settled_by_chain(row, RelayerStatement::Silent).await? {
-                    return Ok(Some(binding.relayer.clone()));
-                }
-                self.look_again_if_due(row, now + pause).await?;
+                self.unanswered(row, now + pause).await?;
                 Ok(Some(binding.relayer.clone()))
             }
+        }
+    }
+
+    /// A row whose relayer gives no usable answer: it is down, refuses the key, or answers with something else. The chain is
+    /// asked, and after a while an operator.
+    async fn unanswered(&self, row: &Transaction, again_at: Timestamp) -> Result<(), StoreError> {
+        if self.settled_by_chain(row, RelayerStatement::Silent).await? {
+            return Ok(());
+        }
+        let Some(asked) = &row.binding else { return Ok(()) };
+        let (clock, now) = (&self.guarded.clock, self.guarded.clock.now());
+        let decide = |now_row: &Transaction| match &now_row.binding {
+            Some(binding) if binding.tx_id == asked.tx_id => {
+                let silent_for = now_row.silent_since().map(|since| clock.passed_since(since)).unwrap_or_default();
+                // The look at the chain has set the time of the next one.
+                let set = now_row.check_at.filter(|_| now_row.version != row.version);
+                now_row.unanswered(silent_for, set.unwrap_or(again_at), now, &self.guarded.timings)
+            }
+            _ => Err(MOVED),
+        };
+        if let Updated::Moved(moved) = self.guarded.update(row.id, decide).await?
+            && moved.is_only_silent()
+        {
+            counter!("baton_reconciler_total", "finding" => "relayer-silent").increment(1);
+            if !row.outcome_unknown() {
+                warn!(transactionId = %row.id, action = "outcome_unknown", relayer = %asked.relayer, "the relayer has long given no usable answer about it");
+            }
+        }
+        Ok(())
+    }
+
+    /// The row, if its relayer was silent about it and answers again.
+    async fn answered(&self, row: &Transaction) -> Result<Option<Transaction>, StoreError> {
+        if row.silent_since().is_none() {
+            return Ok(None);
+        }
+        let now = self.guarded.clock.now();
+        match self.guarded.update(row.id, |row| row.answered(now)).await? {
+            Updated::Moved(row) => Ok(Some(*row)),
+            Updated::Refused(..) | Updated::Missing => Ok(None),
         }
     }
 
@@ -355,7 +394,8 @@ impl Reconciler {
         let forgotten = matches!(statement, RelayerStatement::Forgotten);
         let now = self.guarded.clock.now();
         let ended = said.is_some_and(|said| row.needs_chain(said, now, &self.guarded.timings));
-        let wanted = ended || forgotten || chain.is_overdue(row);
+        let silent = matches!(statement, RelayerStatement::Silent) && chain.is_old(row);
+        let wanted = ended || forgotten || silent || chain.is_overdue(row);
         if !wanted {
             return Ok(false);
         }
@@ -367,7 +407,7 @@ impl Reconciler {
         }
         Ok(match chain.settle(&row, statement).await? {
             ChainCheckResult::Settled => true,
-            ChainCheckResult::Open(_) => said.is_some_and(|said| said.status.is_over()),
+            ChainCheckResult::Open(_) | ChainCheckResult::Absent(_) => said.is_some_and(|said| said.status.is_over()),
         })
     }
 

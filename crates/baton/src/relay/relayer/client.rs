@@ -425,11 +425,10 @@ fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Submissi
         401 | 404 => SubmissionAnswer::NotTaken { why: NotTaken::Fault, detail: said() },
         // Never the relayer's own: something in between answers, and may have passed the request on.
         300..=399 | 405 => SubmissionAnswer::Unknown { reason: said(), answered: true },
-        // 408: the server gave up waiting for a request that it may have had. 502 to 504 come from a proxy, or from a
-        // handler that ran out of time: the work behind them may go on.
-        408 | 500.. => {
-            SubmissionAnswer::Unknown { reason: said(), answered: !matches!(status.as_u16(), 408 | 502..=504) }
-        }
+        // 408: the server gave up waiting for a request that it may have had. Of the 5xx, only 500 is the relayer's own.
+        // The others come from something in between (502 to 504, 520 to 530, 598), or from a handler that ran out of time:
+        // the work behind them may go on.
+        408 | 500.. => SubmissionAnswer::Unknown { reason: said(), answered: status.as_u16() == 500 },
         _ => SubmissionAnswer::ClientError(said()),
     }
 }

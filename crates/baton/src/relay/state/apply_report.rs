@@ -103,6 +103,8 @@ pub enum Verdict {
     Reroute(Box<Moved>, Duration),
     /// The relayer sent it twice: keep the second hash in the timeline and raise the alarm.
     DoubleSend(Step),
+    /// The row is shown as failed, and the relayer says that it was executed: save this and raise the alarm.
+    Contradicted(Box<Moved>),
     /// Nothing new, for this reason.
     Ignore(&'static str),
 }
@@ -137,7 +139,7 @@ impl Transaction {
             return Verdict::Ignore("the record is about another call");
         }
         if self.status.is_final() {
-            return self.report_after_final(report);
+            return self.report_after_final(report, now);
         }
         match report.status {
             ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
@@ -224,7 +226,7 @@ impl Transaction {
     }
 
     /// Whether the row itself shows that its relayer signed it.
-    fn shows_signature(&self) -> bool {
+    pub(super) fn shows_signature(&self) -> bool {
         let signed = |binding: &Binding| binding.nonce.is_some() || binding.progress > Progress::Pending;
         self.hash.is_some() || self.binding.as_ref().is_some_and(signed)
     }
@@ -238,6 +240,7 @@ impl Transaction {
             return Err(MoveRefused::NotPossible("the chain is being asked"));
         }
         let forgotten = self.binding.as_ref().and_then(|binding| binding.forgotten_since);
+        let forgotten = forgotten.filter(|_| !self.is_only_silent());
         let mut next = self.with_report(report, now);
         if let Some(binding) = &mut next.binding {
             binding.forgotten_since = forgotten;
@@ -248,14 +251,15 @@ impl Transaction {
         Ok(moved(next, "relayer-says", said))
     }
 
-    /// Records that Baton asks the relayer to cancel its record, before it asks: the relayer does not work on it.
+    /// Records that Baton asks the relayer to cancel its record, before it asks: the relayer does not work on it. Each
+    /// request counts anew: an earlier one may not have reached the relayer.
     pub fn request_cancel(&self, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
         let detail = format!("{} has not signed it and does not work on it; it is asked to cancel it", binding.relayer);
         let first = self.cancel_requested_at.is_none();
         let mut next = self.next(now);
-        next.cancel_requested_at = self.cancel_requested_at.or(Some(now));
+        next.cancel_requested_at = Some(now);
         next.check_at = Some(at);
         let steps = if first { vec![Step::new("cancel-requested", detail)] } else { Vec::new() };
         Ok(Moved::new(next, steps))
@@ -286,7 +290,7 @@ impl Transaction {
         Ok(moved(next, "found-on-chain", format!("nonce {nonce} of the relayer's account made the call")))
     }
 
-    /// The chain does not tell yet what became of it. Looked at again at `at`; never sent again.
+    /// The chain does not tell yet what became of it. ChainCheckResult at again at `at`; never sent again.
     pub fn unresolved(&self, why: &str, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
@@ -299,12 +303,6 @@ impl Transaction {
         next.check_at = Some(at);
         let steps = if first { vec![Step::new("outcome-unknown", why)] } else { Vec::new() };
         Ok(Moved::new(next, steps))
-    }
-
-    /// Whether it is shown as failed on a relayer's word alone although the relayer signed it: it may be on the chain.
-    pub fn is_unverified(&self) -> bool {
-        let on_its_word = self.status == Status::Failed && self.failed_by == Some(FailedBy::Relayer);
-        on_its_word && self.shows_signature() && self.block_number.is_none()
     }
 
     /// Leaves its relayer for another one, after a pause that grows, so that a pool whose every wallet is empty is not
@@ -390,7 +388,10 @@ impl Transaction {
         Verdict::Move(Box::new(moved(next, "progress", format!("the relayer says {progress}"))))
     }
 
-    fn report_after_final(&self, report: &Report) -> Verdict {
+    fn report_after_final(&self, report: &Report, now: Timestamp) -> Verdict {
+        if let Some(moved) = self.contradicted(report, now) {
+            return Verdict::Contradicted(Box::new(moved));
+        }
         let another = report.hash.as_deref().filter(|hash| self.hash.as_deref().is_some_and(|known| known != *hash));
         // A late report with the hash from before a gas bump has the same nonce; a second send has another one.
         let known_nonce = self.binding.as_ref().and_then(|binding| binding.nonce);
@@ -420,7 +421,7 @@ impl Transaction {
     }
 
     /// The next version with what any report may add.
-    fn with_report(&self, report: &Report, now: Timestamp) -> Self {
+    pub(super) fn with_report(&self, report: &Report, now: Timestamp) -> Self {
         let mut next = self.next(now);
         next.hash = report.hash.clone().or(next.hash);
         next.from = report.from.clone().or(next.from);

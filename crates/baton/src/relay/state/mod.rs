@@ -2,7 +2,9 @@
 
 pub mod apply_report;
 pub mod event;
+pub mod false_failure;
 pub mod message;
 pub mod moves;
 pub mod operator_moves;
+pub mod silence;
 pub mod transaction;

@@ -395,37 +395,17 @@ impl Transaction {
     pub fn forgotten(&self, how: RecordLost, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
-        let first = binding.forgotten_since.is_none();
+        let first = binding.forgotten_since.is_none() || self.is_only_silent();
         let (relayer, tx_id) = (&binding.relayer, &binding.tx_id);
         let detail = format!("{relayer} {} {tx_id}; the chain or an operator must resolve it", how.describe());
         let mut next = self.next(now);
+        next.end_silence();
         if let Some(binding) = &mut next.binding {
             binding.forgotten_since = binding.forgotten_since.or(Some(now));
         }
         next.check_at = Some(at);
         let steps = if first { vec![Step::new("forgotten", detail)] } else { Vec::new() };
         Ok(Moved::new(next, steps))
-    }
-
-    /// Whether its block is missing although its relayer reported an end on the chain.
-    pub fn lacks_block(&self) -> bool {
-        let ended_there = match self.status {
-            Status::Confirmed | Status::Success => true,
-            // Reverted or replaced; if it never reached the chain, the chain answers so.
-            Status::Failed => self.failed_by == Some(FailedBy::Relayer),
-            Status::Pending | Status::Submitted => false,
-        };
-        ended_there && self.hash.is_some() && self.block_number.is_none()
-    }
-
-    /// Stores the block of the hash, as the chain reports it. The status does not change.
-    pub fn in_block(&self, hash: &str, block_number: u64) -> Result<Moved, MoveRefused> {
-        if !self.lacks_block() || self.hash.as_deref() != Some(hash) {
-            return Err(MoveRefused::NotPossible("its block is known, or its hash has changed"));
-        }
-        let mut next = self.next(self.updated_at);
-        next.block_number = Some(block_number);
-        Ok(Moved::new(next, Vec::new()))
     }
 
     /// What the consumer that holds a message about this row does next.

@@ -42,6 +42,7 @@ impl Transaction {
         let mut next = self.next(now);
         next.claim = None;
         next.binding = None;
+        next.relayer_says = None;
         next.check_at = Some(now + timings.message_check());
         Ok(moved(next, "resolved", "an operator decided: send it again"))
     }

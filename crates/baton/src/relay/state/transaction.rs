@@ -308,9 +308,10 @@ pub struct Transaction {
     pub result: Option<Value>,
     /// When the reconciler next checks it; none once it is final.
     pub check_at: Option<Timestamp>,
-    /// A final report of a relayer that waits for the chain: the record as received.
+    /// A final report of a relayer that waits for the chain: the record as received. In a failed row: what says that it was
+    /// executed after all. It also holds since when the relayer gives no answer: see [`super::silence`].
     pub relayer_says: Option<Value>,
-    /// When Baton asked the bound relayer to cancel its record, because the relayer does not work on it.
+    /// When Baton last asked the bound relayer to cancel its record, because the relayer does not work on it.
     pub cancel_requested_at: Option<Timestamp>,
 }
 

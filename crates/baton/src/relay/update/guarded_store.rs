@@ -264,6 +264,13 @@ impl GuardedStore {
                     error!(transactionId = %id, action = "double_send", "{detail}");
                     return Ok(Applied::Ignored);
                 }
+                Verdict::Contradicted(moved) => {
+                    if self.save(&row, &moved).await? == Saved::Stale {
+                        continue;
+                    }
+                    failed_but_executed(&moved.transaction, "relayer");
+                    return Ok(Applied::Ignored);
+                }
                 Verdict::Move(moved) => (moved, None),
                 Verdict::Reroute(moved, pause) => (moved, Some(pause)),
             };
@@ -308,4 +315,14 @@ impl GuardedStore {
         }
         failure.is_none()
     }
+}
+
+/// Raises the alarm about a row that is shown as failed and was executed. `source` says so.
+pub fn failed_but_executed(row: &Transaction, source: &'static str) {
+    counter!("baton_failed_but_executed_total", "source" => source).increment(1);
+    let hash = row.relayer_says.as_ref().and_then(|says| says["hash"].as_str()).unwrap_or("unknown");
+    error!(
+        transactionId = %row.id, action = "failed_but_executed", source, hash,
+        "it is shown as failed, and the {source} says that it was executed"
+    );
 }

@@ -28,6 +28,16 @@ fn each_status_maps_to_what_it_proves() {
     for status in [302, 405, 408, 500, 502, 503, 504] {
         assert!(matches!(judged(status, ""), SubmissionAnswer::Unknown { .. }), "{status}");
     }
+    // Only the relayer itself answers 500. A proxy's error leaves open whether the relayer still works on the request.
+    for (status, expected) in [(500, true), (408, false), (501, false), (502, false), (504, false), (520, false)] {
+        assert!(
+            matches!(judged(status, ""), SubmissionAnswer::Unknown { answered, .. } if answered == expected),
+            "{status}"
+        );
+    }
+    for status in [505, 522, 524, 530, 598, 599] {
+        assert!(matches!(judged(status, ""), SubmissionAnswer::Unknown { answered: false, .. }), "{status}");
+    }
     for status in [409, 413, 422] {
         assert!(matches!(judged(status, ""), SubmissionAnswer::ClientError(_)), "{status}");
     }

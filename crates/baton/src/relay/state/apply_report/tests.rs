@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::relay::request::call::DirectRequest;
+use crate::relay::state::false_failure::{Included, Proof};
 use crate::relay::state::transaction::{ConsumerId, RelayerUrl, TransactionId};
 
 const HASH: &str = "0x01";
@@ -377,6 +378,18 @@ fn our_own_cancellation_of_an_unsigned_record_is_rerouted_and_any_other_is_the_e
     assert_eq!((heard.status, heard.check_at), (Status::Submitted, Some(Timestamp(5))), "a webhook only asks");
 }
 
+/// The first request failed, and the minute was counted from it: a cancellation was certain at the instant it was made.
+#[test]
+fn the_minute_after_a_cancellation_counts_from_the_last_request() {
+    let settles = Timings::DEFAULT.cancel_settles();
+    let (first, second) = (Timestamp(4), Timestamp(4) + settles);
+    let row = submitted().request_cancel(Timestamp(9), first).unwrap().transaction;
+    let row = row.request_cancel(Timestamp(9), second).unwrap().transaction;
+    let certain = |now| row.is_cancel_certain(&canceled_unsigned(), now, &Timings::DEFAULT);
+    assert!(!certain(second), "it may have been signed meanwhile");
+    assert!(certain(second + settles));
+}
+
 #[test]
 fn a_record_that_was_signed_before_our_cancellation_is_not_rerouted() {
     let row = submitted().request_cancel(Timestamp(9), Timestamp(4)).unwrap().transaction;
@@ -445,4 +458,86 @@ fn a_record_that_the_row_has_left_is_an_alarm_only_if_it_made_the_call() {
         &Timings::DEFAULT,
     );
     assert!(matches!(late, Verdict::Ignore(_)), "{late:?}");
+}
+
+fn heard(row: &Transaction, report: &Report) -> Verdict {
+    row.report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT)
+}
+
+/// Rows that have failed, without anything that shows a signature: ended unsigned, and given up by an operator.
+fn failed_unsigned() -> [Transaction; 2] {
+    let mut unsigned = word(ReportedStatus::Failed);
+    (unsigned.hash, unsigned.nonce, unsigned.raw) = (None, None, json!({ "nonce": null }));
+    unsigned.reason = Some("Transaction gas limit (1) exceeds block gas limit (2)".into());
+    let lost = submitted().unresolved("no answer", Timestamp(9), Timestamp(1)).unwrap().transaction;
+    [after(&submitted(), &unsigned), lost.resolve_fail(Timestamp(1)).unwrap().transaction]
+}
+
+#[test]
+fn a_failed_row_that_its_relayer_executed_is_an_alarm_and_unverified() {
+    for row in failed_unsigned() {
+        assert!(!row.is_unverified(), "{:?}", row.failed_by);
+        for status in [ReportedStatus::Confirmed, ReportedStatus::Open(Progress::Mined)] {
+            let Verdict::Contradicted(moved) = heard(&row, &word(status)) else {
+                panic!("{:?}", heard(&row, &word(status)))
+            };
+            let after = moved.transaction;
+            assert_eq!((moved.steps[0].action, after.status), ("failed-but-executed", Status::Failed));
+            assert_eq!((after.failed_by, &after.error_message), (row.failed_by, &row.error_message));
+            assert!(after.is_unverified() && after.lacks_block(), "{:?}", row.failed_by);
+            assert_eq!(after.hash.as_deref(), Some(HASH));
+            assert!(matches!(heard(&after, &word(ReportedStatus::Confirmed)), Verdict::Ignore(_)), "once");
+        }
+    }
+}
+
+#[test]
+fn a_failed_row_is_contradicted_only_by_its_own_call() {
+    let mut no_op = word(ReportedStatus::Confirmed);
+    (no_op.to, no_op.value, no_op.data) = (no_op.from.clone(), Some(U256::ZERO), Some("0x".into()));
+    let replaced = after(&submitted(), &no_op);
+    let verdict = heard(&replaced, &no_op);
+    assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
+    for row in failed_unsigned() {
+        for status in [ReportedStatus::Failed, ReportedStatus::Open(Progress::Submitted)] {
+            let verdict = heard(&row, &word(status));
+            assert!(matches!(verdict, Verdict::Ignore(_)), "{verdict:?}");
+        }
+    }
+    let mined = word(ReportedStatus::Open(Progress::Mined));
+    let failed = after(&after(&submitted(), &mined), &word(ReportedStatus::Failed));
+    assert!(matches!(heard(&failed, &mined), Verdict::Ignore(_)), "known before it failed");
+    assert!(matches!(heard(&failed, &word(ReportedStatus::Confirmed)), Verdict::Contradicted(_)));
+}
+
+#[test]
+fn a_failure_that_the_chain_has_verified_stays_verified() {
+    let reverted = Report { block_number: Some(7), ..word(ReportedStatus::Failed) };
+    let row = after(&submitted(), &reverted);
+    let verdict = heard(&row, &word(ReportedStatus::Confirmed));
+    assert!(matches!(verdict, Verdict::Ignore(_)), "the receipt of this hash says that it reverted: {verdict:?}");
+    let second = Report { hash: Some("0x02".into()), nonce: Some(5), ..word(ReportedStatus::Confirmed) };
+    let Verdict::Contradicted(moved) = heard(&row, &second) else { panic!("{:?}", heard(&row, &second)) };
+    let after = moved.transaction;
+    assert_eq!((after.hash.as_deref(), after.block_number), (Some(HASH), Some(7)), "the block is that of this hash");
+    assert!(!after.is_unverified());
+}
+
+#[test]
+fn only_a_revert_on_the_chain_verifies_a_failure() {
+    let failed = after(&submitted(), &word(ReportedStatus::Failed));
+    let found = |proof| failed.in_block(HASH, Included { block: 12, proof }, Timestamp(9));
+    assert!(failed.is_unverified() && found(Proof::None).is_err(), "another call, or its block may be replaced");
+    let reverted = found(Proof::Reverted).unwrap();
+    assert_eq!((reverted.transaction.block_number, reverted.steps.len()), (Some(12), 0));
+    assert!(!reverted.transaction.is_unverified());
+    let executed = found(Proof::Executed).unwrap();
+    let row = executed.transaction;
+    assert_eq!((row.status, row.block_number, executed.steps[0].action), (Status::Failed, None, "failed-but-executed"));
+    assert!(row.is_unverified() && !row.lacks_block(), "said once");
+    assert!(matches!(heard(&row, &word(ReportedStatus::Confirmed)), Verdict::Ignore(_)), "known");
+    // The block of a transaction that ended well proves nothing, and is shown.
+    let confirmed = after(&submitted(), &word(ReportedStatus::Confirmed));
+    let shown = confirmed.in_block(HASH, Included { block: 12, proof: Proof::None }, Timestamp(9)).unwrap();
+    assert_eq!(shown.transaction.block_number, Some(12));
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::config::RelayMode;
 use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
+use crate::relay::state::false_failure::{Included, Proof};
 
 const TO: &str = "0x5fbdb2315678afecb367f032d93f642f64180aa3";
 
@@ -56,6 +57,8 @@ enum Who {
     OperatorReplay,
     /// A reader of the chain.
     Reader,
+    /// A relayer, or the chain, says that a failed row was executed.
+    Contradiction,
 }
 
 type Decide = Box<dyn Fn(&Transaction, Timestamp) -> Option<Moved>>;
@@ -64,8 +67,12 @@ type Move = (String, Who, Decide);
 fn verdict(verdict: Verdict) -> Option<Moved> {
     match verdict {
         Verdict::Move(moved) | Verdict::Reroute(moved, _) => Some(*moved),
-        Verdict::DoubleSend(_) | Verdict::Ignore(_) => None,
+        Verdict::DoubleSend(_) | Verdict::Contradicted(_) | Verdict::Ignore(_) => None,
     }
+}
+
+fn contradiction(verdict: Verdict) -> Option<Moved> {
+    if let Verdict::Contradicted(moved) = verdict { Some(*moved) } else { None }
 }
 
 /// Every move there is, by the right holder of the claim and by a wrong one.
@@ -75,6 +82,7 @@ fn moves() -> Vec<Move> {
         let who = match name.as_str() {
             "replay" => Who::OperatorReplay,
             "in block" => Who::Reader,
+            name if name.starts_with("contradict") => Who::Contradiction,
             _ => Who::Machine,
         };
         moves.push((name, who, decide));
@@ -147,10 +155,24 @@ fn moves() -> Vec<Move> {
         "forgotten".into(),
         Box::new(|row, now| row.forgotten(RecordLost::NotKnown, now + Duration::from_secs(9), now).ok()),
     );
+    for silent_for in [Duration::ZERO, Timings::DEFAULT.operator_after] {
+        let again = move |now: Timestamp| now + Duration::from_secs(9);
+        add(
+            format!("unanswered for {silent_for:?}"),
+            Box::new(move |row, now| row.unanswered(silent_for, again(now), now, &Timings::DEFAULT).ok()),
+        );
+    }
+    add("answered".into(), Box::new(|row, now| row.answered(now).ok()));
     add("abandon".into(), Box::new(|row, now| row.abandon("unreadable", now).ok()));
     add("replay".into(), Box::new(|row, now| row.replay(now, &Timings::DEFAULT).ok()));
     add("resolve resend".into(), Box::new(|row, now| row.resolve_resend(now, &Timings::DEFAULT).ok()));
-    add("in block".into(), Box::new(|row, _| row.in_block("0x01", 12).ok()));
+    let found = |proof| Included { block: 12, proof };
+    add("in block".into(), Box::new(move |row, now| row.in_block("0x01", found(Proof::Reverted), now).ok()));
+    let executed = move |row: &Transaction, now| row.in_block("0x01", found(Proof::Executed), now).ok();
+    add(
+        "contradict by the chain".into(),
+        Box::new(move |row, now| executed(row, now).filter(|moved| moved.transaction.block_number.is_none())),
+    );
     add("resolve fail".into(), Box::new(|row, now| row.resolve_fail(now).ok()));
     let reports = [
         report(ReportedStatus::Open(Progress::Sent), true, "", "0x01"),
@@ -174,7 +196,15 @@ fn moves() -> Vec<Move> {
     for (mode, source) in ways {
         for said in reports.clone() {
             let name = format!("report {:?} {:?} {mode:?} {source:?}", said.status, said.reason);
-            add(name, Box::new(move |row, now| verdict(row.report(&said, source, mode, now, &Timings::DEFAULT))));
+            let again = said.clone();
+            add(
+                name.clone(),
+                Box::new(move |row, now| verdict(row.report(&said, source, mode, now, &Timings::DEFAULT))),
+            );
+            add(
+                format!("contradict: {name}"),
+                Box::new(move |row, now| contradiction(row.report(&again, source, mode, now, &Timings::DEFAULT))),
+            );
         }
     }
     moves
@@ -183,7 +213,7 @@ fn moves() -> Vec<Move> {
 /// Rows that differ only in counters and times behave alike: the walk visits one of them.
 fn shape(row: &Transaction) -> String {
     format!(
-        "{:?} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {}",
+        "{:?} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {} {:?}",
         row.status,
         row.claim.as_ref().map(|claim| {
             let unknown = claim.unknown.as_ref();
@@ -197,6 +227,7 @@ fn shape(row: &Transaction) -> String {
         row.failed_by,
         row.avoid,
         row.replays.min(1),
+        (row.is_said_executed(), row.silent_since().is_some(), row.is_only_silent()),
     )
 }
 
@@ -262,6 +293,12 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
             assert_eq!(*after, Transaction { block_number, version, ..before.clone() }, "nothing else moves: {edge}");
             assert!(moved.steps.is_empty(), "{edge}");
         }
+        Who::Contradiction => {
+            assert_eq!((before.status, after.status), (Status::Failed, Status::Failed), "{edge}");
+            assert_eq!((after.failed_by, &after.error_message), (before.failed_by, &before.error_message), "{edge}");
+            assert!(after.is_unverified() || after.block_number.is_some(), "{edge}");
+            assert_eq!(moved.steps.len(), 1, "{edge}");
+        }
     }
     // A claim changes hands only when its submission has certainly ended or its owner is gone.
     if let (Some(old), Some(new)) = (&before.claim, &after.claim)
@@ -283,7 +320,7 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
     }
     // Only a relayer's word sets the hash, and only a claim leads to a binding.
     if after.hash != before.hash {
-        assert!(name.starts_with("report"), "{edge}");
+        assert!(name.starts_with("report") || who == Who::Contradiction, "{edge}");
     }
     if before.block_number.is_some() {
         assert_eq!(after.block_number, before.block_number, "a block that was shown stays: {edge}");
@@ -489,10 +526,11 @@ fn only_what_has_ended_on_the_chain_has_a_block_to_be_asked_for() {
     assert!(word(&mined, ReportedStatus::Failed, true, "reverted").lacks_block());
     let confirmed = word(&mined, ReportedStatus::Confirmed, true, "");
     assert!(confirmed.lacks_block());
-    assert!(confirmed.in_block("0x02", 12).is_err(), "that is another transaction's block");
-    let known = confirmed.in_block("0x01", 12).unwrap().transaction;
+    let shown = Included { block: 12, proof: Proof::None };
+    assert!(confirmed.in_block("0x02", shown, Timestamp(9)).is_err(), "that is another transaction's block");
+    let known = confirmed.in_block("0x01", shown, Timestamp(9)).unwrap().transaction;
     assert_eq!((known.block_number, known.lacks_block()), (Some(12), false));
-    assert!(known.in_block("0x01", 13).is_err(), "it is said once");
+    assert!(known.in_block("0x01", Included { block: 13, ..shown }, Timestamp(9)).is_err(), "it is said once");
 }
 
 #[test]
