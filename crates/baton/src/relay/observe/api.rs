@@ -93,6 +93,11 @@ struct ListQuery {
 impl ListQuery {
     /// Reads the query; an unknown or malformed parameter is named.
     fn parse(query: &str) -> Result<Self, Problem> {
+        let (read, problems) = Self::read(query);
+        if problems.is_empty() { Ok(read) } else { Err(Problem::invalid(problems)) }
+    }
+
+    fn read(query: &str) -> (Self, Vec<FieldProblem>) {
         let mut read = Self { filter: Filter::default(), before: None, limit: LIST_DEFAULT };
         let mut problems = Vec::new();
         let url = reqwest::Url::parse(&format!("http://query/?{query}"));
@@ -107,7 +112,7 @@ impl ListQuery {
                 break;
             }
         }
-        if problems.is_empty() { Ok(read) } else { Err(Problem::invalid(problems)) }
+        (read, problems)
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
@@ -181,6 +186,7 @@ mod tests {
     fn a_parameter_named_many_times_is_one_problem() {
         assert_eq!(ListQuery::parse(&"a&".repeat(32_000)).unwrap_err().errors.len(), 1);
         let many: String = (0..10_000).map(|number| format!("p{number}&")).collect();
+        assert_eq!(ListQuery::read(&many).1.len(), PROBLEMS_MAX + 1, "the rest of the query is not read");
         let problem = ListQuery::parse(&many).unwrap_err();
         assert_eq!(problem.errors.len(), PROBLEMS_MAX);
         assert!(problem.to_json(None).to_string().len() < 8 * 1024);
