@@ -134,8 +134,13 @@ fn describe_unknown_outcome(row: &Transaction) -> String {
         return format!("at {} since {}: {reason}", claim.relayer, claim.at);
     }
     match &row.binding {
+        // It may still execute it.
+        Some(binding) if row.is_only_silent() => {
+            let since = row.silent_since().map(|since| format!(" since {since}")).unwrap_or_default();
+            format!("{} gives no usable answer about {}{since}", binding.relayer, binding.tx_id)
+        }
         // The relayer has reported an end, and the chain does not decide it.
-        Some(binding) if row.relayer_says.is_some() => {
+        Some(binding) if row.relayer_says.as_ref().is_some_and(|says| says.get("status").is_some()) => {
             let said = row.error_message.as_deref().unwrap_or("the chain has not confirmed what the relayer says");
             format!("at {} as {}: {said}", binding.relayer, binding.tx_id)
         }

@@ -45,6 +45,9 @@ const FINALITY: u64 = 12;
 /// A relayer that is silent for this long needs an operator.
 const OPERATOR_AFTER: Duration = Duration::from_millis(50);
 
+/// A relayer gives an unsigned record up within this time.
+const GIVEN_UP_AFTER: Duration = Duration::from_millis(50);
+
 /// A node with one block a second. Dropping it stops it.
 struct Node {
     url: String,
@@ -146,6 +149,7 @@ impl Fixture {
         let rpc_url = |name: &str| (name == "RPC_URL").then(|| node.url.clone());
         let mut config = Config::from_vars(Service::Command, rpc_url).unwrap().relay;
         config.timings.operator_after = OPERATOR_AFTER;
+        config.timings.unproven_wait = GIVEN_UP_AFTER;
         let mut chain = config.chain.unwrap();
         chain.finality_blocks = FINALITY;
         let chain = Arc::new(Chain::new(&chain).unwrap());
@@ -449,4 +453,28 @@ async fn rows_that_are_skipped_after_a_silent_one_are_held_against_the_chain_too
         let row = fixture.get(id).await;
         assert_eq!((row.status.name(), row.hash), ("confirmed", Some(hash)));
     }
+}
+
+/// Silence counted as the time for which the relayer had not known the record: the first 404 re-routed it.
+#[tokio::test]
+async fn a_relayer_that_was_silent_has_not_forgotten_a_row_for_long() {
+    let (relayer, client) = relayer_with(Outcome::WithoutJob).await;
+    let url = client.url().clone();
+    let fixture = Fixture::over(vec![client]).await;
+    let bound = fixture.bound(&url, &post(&relayer).await, SOME_TIME);
+    fixture.insert(&bound).await;
+    let reconciler = fixture.reconciler(true);
+    relayer.change_faults(|faults| faults.transaction_reads.status = Some(503));
+    fixture.sweep_until(&reconciler, bound.id, "an unknown outcome", Transaction::outcome_unknown).await;
+    let since = fixture.get(bound.id).await.unknown_since().unwrap();
+    eventually(SOON, "a long silence", || async {
+        (fixture.guarded.clock.passed_since(since) > GIVEN_UP_AFTER).then_some(())
+    })
+    .await;
+    relayer.forget();
+    relayer.change_faults(|faults| faults.transaction_reads.status = None);
+    fixture.sweep(&reconciler, bound.id).await;
+    let row = fixture.get(bound.id).await;
+    assert!(row.binding.is_some() && row.unknown_since() > Some(since), "{row:?}");
+    fixture.sweep_until(&reconciler, bound.id, "another relayer's turn", |row| row.binding.is_none()).await;
 }
