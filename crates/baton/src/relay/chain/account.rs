@@ -416,7 +416,7 @@ impl AccountReader {
 
     async fn ask(&self, method: &str, params: Value) -> Result<Value, ChainError> {
         self.take_token().await?;
-        let answer = self.chain.ask_checked(method, params).await;
+        let answer = self.chain.ask(method, params).await;
         if matches!(answer, Err(ChainError::Unreachable(_) | ChainError::Mismatch(_))) {
             self.limits().paused_until = Some(self.clock.instant() + PAUSE);
         }

@@ -37,6 +37,9 @@ struct State {
 
 impl State {
     fn answer(self, method: &str, params: &Value) -> Value {
+        if method == "eth_chainId" {
+            return json!({ "result": "0x1" });
+        }
         let named = params[if method == "eth_getBlockByNumber" { 0 } else { 1 }].as_str().unwrap();
         let block = number(&json!(named)).unwrap_or(self.head);
         let mined = self.mined.filter(|mined| *mined <= block);
@@ -87,10 +90,14 @@ fn reader(urls: &str, node: impl Transport + 'static) -> AccountReader {
 }
 
 fn reader_at(clock: Clock, urls: &str, node: impl Transport + 'static) -> AccountReader {
+    reader_of(clock, urls, None, node)
+}
+
+fn reader_of(clock: Clock, urls: &str, chain_id: Option<u64>, node: impl Transport + 'static) -> AccountReader {
     let config = ChainConfig {
         rpc_url: Secret::new(urls),
         rpc_timeout: Duration::from_secs(1),
-        chain_id: None,
+        chain_id,
         preflight: false,
         gasless: crate::config::GaslessPolicy { allow_value: false, gas_max: 2_000_000, preflight: false },
         forwarder: None,
@@ -285,6 +292,38 @@ async fn an_endpoint_with_an_old_newest_block_is_left_for_one_with_a_newer() {
         let history = reader.history(ACCOUNT, SINCE).await.unwrap();
         assert_eq!((history.head, history.count), (20, 1));
         assert_eq!(reader.head().await.unwrap(), 20, "and stays there");
+    }
+}
+
+/// The account has another history on another chain, in which its calls seem never to have been made.
+#[tokio::test]
+async fn an_endpoint_on_another_chain_is_never_used_although_it_is_the_only_one_that_answers() {
+    let other = State { head: 1_000, mined: None, historical: true };
+    for chain_id in [None, Some(1)] {
+        // Whether the first endpoint follows the chain, has stopped, or is away.
+        let first_is = Arc::new(AtomicUsize::new(0));
+        let state = Arc::clone(&first_is);
+        let nodes = Nodes::of(move |url: &str, method: &str, params: &Value| match url.contains("first") {
+            true if state.load(Ordering::Relaxed) == 2 => Err(TransportFailure::NoConnection),
+            true => Ok((200, STEADY.answer(method, params))),
+            false if method == "eth_chainId" => Ok((200, json!({ "result": "0x2" }))),
+            false => Ok((200, other.answer(method, params))),
+        });
+        let asked = Arc::clone(&nodes.asked);
+        let clock = HandClock::new();
+        clock.pass(Duration::from_secs(STEADY.head * BLOCK_TIME));
+        let reader = reader_of(Clock::new(clock.clone()), "http://first,http://second", chain_id, nodes);
+        assert_eq!(reader.history(ACCOUNT, SINCE).await.unwrap().count, 1);
+        clock.pass(Duration::from_secs(3_600));
+        let stuck = reader.history(ACCOUNT, SINCE).await.unwrap();
+        assert_eq!((stuck.head, stuck.count), (STEADY.head, 1), "{chain_id:?}");
+        first_is.store(2, Ordering::Relaxed);
+        for _ in 0..3 {
+            assert!(reader.history(ACCOUNT, SINCE).await.is_err(), "{chain_id:?}");
+            clock.pass(PAUSE);
+        }
+        let ids = asked.lock().unwrap().iter().filter(|asked| asked.contains("eth_chainId")).count();
+        assert!(ids >= 2, "each endpoint is asked");
     }
 }
 
