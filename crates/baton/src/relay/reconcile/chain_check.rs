@@ -6,7 +6,8 @@
 //!
 //! Only the reconciler asks the chain: accepting, submitting and webhooks never wait for it.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256};
@@ -17,10 +18,11 @@ use tracing::{error, info, warn};
 use crate::mutations::Mutation;
 use crate::relay::chain::ChainError;
 use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
+use crate::relay::reconcile::chain_owners::Nonces;
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{Refused, RelayerTxId, RelayerUrl, Transaction};
+use crate::relay::state::transaction::{Refused, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -31,6 +33,9 @@ pub struct ChainCheck {
     pub(super) guarded: Arc<GuardedStore>,
     pub(super) pool: Arc<Pool>,
     pub(super) question_timeout: Duration,
+    /// When a row was claimed or bound, and the nonce above all that its submission can have: see
+    /// [`ChainCheck::ownerless_nonce`].
+    pub(super) ceilings: Mutex<HashMap<(TransactionId, Nonces), (Timestamp, u64)>>,
 }
 
 /// What a look at the chain led to.
@@ -75,7 +80,7 @@ impl ChainCheck {
         pool: Arc<Pool>,
         question_timeout: Duration,
     ) -> Self {
-        Self { reader, guarded, pool, question_timeout }
+        Self { reader, guarded, pool, question_timeout, ceilings: Mutex::default() }
     }
 
     /// Whether a row without a final report is old enough, and far enough along, to be on the chain unnoticed.
