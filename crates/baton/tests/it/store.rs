@@ -64,6 +64,9 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), now());
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.timings).unwrap()];
+    if let Some(claim) = &mut moves[0].transaction.claim {
+        claim.account = Some(alloy_primitives::Address::repeat_byte(0xab));
+    }
     moves.push(
         moves[0].transaction.mark_unknown(token, "500 ✗", UnknownCause::Answered, now, &fixture.timings).unwrap(),
     );
@@ -105,6 +108,7 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     fixture.execute("ALTER TABLE transactions DROP COLUMN relayer_says").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN cancel_requested_at").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN claim_unsent").await;
+    fixture.execute("ALTER TABLE transactions DROP COLUMN claim_account").await;
     assert!(fixture.migrate().await >= 3, "each later step again");
     assert_eq!(fixture.migrate().await, 0);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));

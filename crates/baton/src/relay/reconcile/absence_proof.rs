@@ -273,6 +273,7 @@ mod tests {
                 consumer: ConsumerId("c".into()),
                 token: Uuid::nil(),
                 relayer: RelayerUrl("http://r".into()),
+                account: None,
                 at: Timestamp(CLAIMED_AT),
                 unsent: false,
                 unknown: Some(self.unknown.clone()),

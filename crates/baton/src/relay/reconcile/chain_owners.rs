@@ -106,15 +106,20 @@ impl ChainCheck {
         })
     }
 
-    /// Whether the relayer signed with another key shortly before the claim or since: what another account did is not in the
-    /// history of this one.
+    /// Whether the relayer had another key when the claim was made, shortly before or since: what another account did is not
+    /// in the history of this one.
     async fn had_another_key(&self, claim: &Claim, address: Address) -> Result<bool, StoreError> {
-        let last = self.guarded.store.last_bound(&claim.relayer, self.guarded.clock.now(), RECORDS_COMPARED).await?;
+        if claim.account.is_some_and(|account| account != address) {
+            return Ok(true);
+        }
+        let store = &self.guarded.store;
+        // Asked for by itself: however many were bound since, it is among what is compared.
+        let before = store.last_bound(&claim.relayer, claim.at, 1).await?;
+        let last = store.last_bound(&claim.relayer, self.guarded.clock.now(), RECORDS_COMPARED).await?;
         let since = last.iter().filter(|record| record.at >= claim.at);
-        let before = last.iter().find(|record| record.at < claim.at);
         let account =
             |record: &BoundRecord| record.account.as_deref().and_then(|account| account.parse::<Address>().ok());
-        Ok(since.chain(before).filter_map(account).any(|account| account != address))
+        Ok(since.chain(&before).filter_map(account).any(|account| account != address))
     }
 
     /// The nonce that the relayer signs next, as far as its own counter, the node's pool and our rows show; `None` if the

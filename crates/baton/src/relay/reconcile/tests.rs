@@ -390,6 +390,28 @@ fn report(record: &Value) -> Report {
     read_record(record).unwrap()
 }
 
+/// What the first key did is not in the history of the second.
+#[tokio::test]
+async fn a_changed_key_is_noticed_however_much_the_new_one_has_taken_since() {
+    let world = World::new().await;
+    let lost = world.lost(1, "r1", world.ago(600));
+    assert_eq!(world.judged(&lost, vec![], 0).await, "clear", "nothing is known of another key");
+    world.insert(&[world.bound(2, "r1", "before", K2, world.ago(700))]).await;
+    let since: Vec<_> = (0..250).map(|n| world.bound(3, "r1", &format!("oz-{n}"), K1, world.ago(500))).collect();
+    world.insert(&since).await;
+    assert!(world.judged(&lost, vec![], 0).await.contains("key was changed"));
+}
+
+#[tokio::test]
+async fn a_key_changed_after_the_first_submission_of_all_is_noticed_by_the_claim() {
+    let world = World::new().await;
+    let mut lost = world.lost(1, "r1", world.ago(600));
+    lost.1.account = Some(K1);
+    assert_eq!(world.judged(&lost, vec![], 0).await, "clear");
+    lost.1.account = Some(K2);
+    assert!(world.judged(&lost, vec![], 0).await.contains("key was changed"));
+}
+
 /// The relayer signed the lost call and an operator canceled or replaced its record there: the original may still win.
 #[tokio::test]
 async fn a_record_that_may_have_replaced_a_lost_submission_does_not_own_its_nonce() {

@@ -199,6 +199,11 @@ impl RelayerClient {
         self.known_target(timeout).await.ok()?.address
     }
 
+    /// The address of its account as last listed. Nothing is asked.
+    pub fn known_address(&self) -> Option<Address> {
+        self.target.read().ok().and_then(|known| known.as_ref()?.address)
+    }
+
     /// The id of the chain that it sends to, asked through it. Another error than [`ChainId::NotTold`] may pass.
     pub async fn chain_id(&self, timeout: Duration) -> Result<ChainId, RelayerError> {
         let target = self.known_target(timeout).await?;

@@ -102,6 +102,7 @@ impl Transaction {
             consumer: consumer.clone(),
             token,
             relayer: relayer.clone(),
+            account: None,
             at: now,
             unsent: true,
             unknown: None,

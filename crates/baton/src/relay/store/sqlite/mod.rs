@@ -44,7 +44,7 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 11] = [
+const MIGRATIONS: [&str; 12] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
@@ -56,6 +56,7 @@ const MIGRATIONS: [&str; 11] = [
     include_str!("../../../../migrations/sqlite/0009_list_by_creation.sql"),
     include_str!("../../../../migrations/sqlite/0010_client_webhooks.sql"),
     include_str!("../../../../migrations/sqlite/0011_list_by_status_and_type.sql"),
+    include_str!("../../../../migrations/sqlite/0012_claim_account.sql"),
 ];
 
 impl SqliteStore {
