@@ -21,7 +21,7 @@ use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
 use crate::relay::reconcile::chain_owners::Nonces;
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
-use crate::relay::state::apply_report::{Report, ReportedStatus};
+use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use crate::relay::state::transaction::{Refused, RelayerTxId, RelayerUrl, Transaction, TransactionId};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
@@ -199,8 +199,7 @@ impl ChainCheck {
                         }
                         let mut proven = said.clone();
                         (proven.hash, proven.block_number) = (Some(other.hash.to_string()), Some(other.block));
-                        self.guarded.apply(row.id, &proven, Origin::Chain).await?;
-                        Ok(Looked::Settled)
+                        self.ended_as(row, &proven).await
                     }
                     RelayerWord::Says(said) if said.status.is_over() => {
                         if confirmed {
@@ -232,8 +231,7 @@ impl ChainCheck {
                             return Ok(Looked::Open(open));
                         }
                         if row.ended_unsigned(said) {
-                            self.guarded.apply(row.id, said, Origin::Chain).await?;
-                            return Ok(Looked::Settled);
+                            return self.ended_as(row, said).await;
                         }
                         let reason = said.reason.as_deref().unwrap_or("no reason given");
                         let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");
@@ -360,12 +358,25 @@ impl ChainCheck {
         self.reader.receipt(mined.hash).await.ok().flatten()
     }
 
+    /// Ends the row as its relayer says: the chain does not speak against it.
+    async fn ended_as(&self, row: &Transaction, said: &Report) -> Result<Looked, Trouble> {
+        let (now, mode, timings) = (self.guarded.clock.now(), self.guarded.mode, &self.guarded.timings);
+        let decide = |now_row: &Transaction| {
+            unmoved(row, now_row)?;
+            match now_row.report(said, Source::Asked, mode, now, timings) {
+                Verdict::Move(moved) => Ok(*moved),
+                Verdict::Reroute(..) | Verdict::DoubleSend(_) | Verdict::Ignore(_) => Err(MOVED),
+            }
+        };
+        self.guarded.update(row.id, decide).await?;
+        Ok(Looked::Settled)
+    }
+
     async fn not_executed(&self, row: &Transaction, why: &str) -> Result<Looked, Trouble> {
-        let Some(binding) = &row.binding else { return Ok(Looked::Settled) };
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
-        let decide = |now_row: &Transaction| match &now_row.binding {
-            Some(held) if held.tx_id == binding.tx_id => now_row.not_executed(why, now, timings),
-            _ => Err(MOVED),
+        let decide = |now_row: &Transaction| {
+            unmoved(row, now_row)?;
+            now_row.not_executed(why, now, timings)
         };
         match self.guarded.update(row.id, decide).await? {
             Updated::Moved(moved) => {
@@ -379,6 +390,13 @@ impl ChainCheck {
             Updated::Refused(refused, _) => Ok(Looked::Open(refused.to_string())),
         }
     }
+}
+
+/// Refuses a row about which more is known than when it was judged. The chain is asked for seconds, and meanwhile a webhook
+/// may show that the relayer has signed it after all: what was judged says nothing about that.
+fn unmoved(judged: &Transaction, now_row: &Transaction) -> Result<(), Refused> {
+    let known = |row: &Transaction| (row.binding.clone(), row.hash.clone(), row.relayer_says.clone());
+    if known(judged) == known(now_row) { Ok(()) } else { Err(MOVED) }
 }
 
 /// The account that the relayer answered with when it took the row. It may sign with another key since. A row without a

@@ -433,6 +433,37 @@ async fn a_record_that_may_have_replaced_a_lost_submission_does_not_own_its_nonc
     assert_eq!(world.judged(&lost, record(since), 1).await, "clear", "used for good");
 }
 
+/// The relayer's job was still running when it said that it never signed it; its webhook comes while the chain is asked.
+#[tokio::test]
+async fn a_row_that_its_relayer_signs_while_the_chain_is_asked_is_neither_re_routed_nor_failed() {
+    let own_reason = Some("Transaction in Pending state for over 2 minutes");
+    for reason in [own_reason, Some("execution reverted"), None] {
+        let world = World::new().await;
+        let mut row = world.bound(1, "r1", "oz-1", K1, world.ago(900));
+        if reason.is_none() {
+            row = row.forgotten(Forgotten::NotKnown, world.now(), world.ago(800)).unwrap().transaction;
+        }
+        world.insert(std::slice::from_ref(&row)).await;
+        let (guarded, id) = (Arc::clone(&world.guarded), row.id);
+        // The last question before the row is moved.
+        let last = if reason.is_some() { "\"pending\"" } else { "/status" };
+        world.meanwhile(last, move || {
+            Box::pin(async move {
+                let hash = B256::repeat_byte(7);
+                let signed = json!({ "id": "oz-1", "status": "submitted", "nonce": 5, "hash": hash });
+                guarded.apply(id, &report(&signed), Origin::Webhook).await.unwrap();
+            })
+        });
+        let failed = json!({ "id": "oz-1", "status": "failed", "status_reason": reason, "nonce": null });
+        let failed = report(&failed);
+        let word = if reason.is_some() { RelayerWord::Says(&failed) } else { RelayerWord::Forgotten };
+        world.chain.settle(&row, word).await.unwrap();
+        let stored = world.stored(&row).await;
+        assert_eq!(stored.status, Status::Submitted, "{reason:?}");
+        assert_eq!(stored.binding.and_then(|binding| binding.nonce), Some(5), "{reason:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_a_busy_relayer_signs_while_its_list_is_read_needs_no_owner() {
     let world = World::new().await;
