@@ -238,6 +238,13 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     let among = [tx_id.clone(), RelayerTxId("oz-2".into())];
     assert_eq!(fixture.store.bound_among(&among).await.unwrap(), [tx_id]);
     assert_eq!(fixture.store.bound_among(&[]).await.unwrap(), []);
+    // Taken without a bind.
+    assert!(fixture.store.take_record(&among[1], rival.id).await.unwrap());
+    assert!(fixture.store.take_record(&among[1], rival.id).await.unwrap(), "it has it");
+    assert!(!fixture.store.take_record(&among[1], first.id).await.unwrap(), "another row has it");
+    assert!(!fixture.store.take_record(&among[0], rival.id).await.unwrap(), "another row is bound to it");
+    assert_eq!(fixture.store.find_bound(&among[1]).await.unwrap().unwrap().id, rival.id);
+    assert_eq!(fixture.store.get(rival.id).await.unwrap(), Some(rival), "the row does not move");
 }
 
 async fn only_one_of_several_concurrent_rows_binds_a_record(fixture: &StoreFixture) {

@@ -19,6 +19,7 @@ use self::blocks::Block;
 use super::{Chain, ChainError, bytes, number};
 use crate::clock::Clock;
 use crate::relay::request::call::Call;
+use crate::relay::state::transaction::RelayerTxId;
 use crate::timestamp::Timestamp;
 
 /// A mined transaction of an account.
@@ -42,6 +43,11 @@ impl AccountTransaction {
     /// Whether it makes this call. The gas limit is not compared: relayers may change it.
     pub fn makes(&self, call: &Call) -> bool {
         self.to == Some(call.to) && self.value == call.value && self.data == call.data
+    }
+
+    /// The name by which a row owns it.
+    pub fn tx_id(&self) -> RelayerTxId {
+        RelayerTxId(format!("chain:{}", self.hash))
     }
 }
 

@@ -278,8 +278,15 @@ impl ChainCheck {
             Some(nonce) => nonce == mined.nonce,
             None => row.hash == Some(mined.hash.to_string()),
         };
-        let tx_id = if named { binding.tx_id.clone() } else { RelayerTxId(format!("chain:{}", mined.hash)) };
-        if !named && !self.own(row, &tx_id, mined).await? {
+        let on_chain = mined.tx_id();
+        let tx_id = if named { binding.tx_id.clone() } else { on_chain.clone() };
+        // Equal rows may find the same transaction, at relayers whose URLs differ too: the store lets only one of them
+        // have it.
+        let owned = match named {
+            true => self.guarded.store.take_record(&on_chain, row.id).await?,
+            false => self.own(row, &on_chain, mined).await?,
+        };
+        if !owned {
             return Ok(Looked::Open(CONTESTED.to_owned()));
         }
         let mut report = self.report(row, &tx_id, mined, from, receipt).await;
@@ -294,8 +301,7 @@ impl ChainCheck {
         Ok(Looked::Settled)
     }
 
-    /// Makes the row the only owner of a transaction whose nonce its relayer did not name. Equal rows may find the same
-    /// transaction at the same time, and the store lets only one of them have it.
+    /// Binds the row to a transaction whose nonce its relayer did not name, and makes it the only owner.
     async fn own(
         &self,
         row: &Transaction,

@@ -347,7 +347,7 @@ impl ChainCheck {
         mined: &AccountTransaction,
     ) -> Result<bool, StoreError> {
         let store = &self.guarded.store;
-        let by_chain = store.find_bound(&RelayerTxId(format!("chain:{}", mined.hash))).await?;
+        let by_chain = store.find_bound(&mined.tx_id()).await?;
         if by_chain.is_some_and(|owner| owner.id != row.id) {
             return Ok(true);
         }

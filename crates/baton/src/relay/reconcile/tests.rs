@@ -464,6 +464,52 @@ async fn a_row_that_its_relayer_signs_while_the_chain_is_asked_is_neither_re_rou
     }
 }
 
+/// As by a relayer whose URL is spelled in another way now: the nonces of the old one's rows are not found under the new one.
+#[tokio::test]
+async fn a_transaction_that_confirmed_a_row_at_another_url_is_no_equal_rows() {
+    for confirmed_by_this_version in [true, false] {
+        let world = World::new().await;
+        let mined = world.mine(K1, 0, 1);
+        let confirmed = json!({ "id": "oz-a", "status": "confirmed", "nonce": 0, "hash": mined.hash(), "from": K1 });
+        let first = world.bound(1, "old", "oz-a", K1, world.ago(200));
+        if confirmed_by_this_version {
+            world.insert(std::slice::from_ref(&first)).await;
+            world.chain.settle(&first, RelayerWord::Says(&report(&confirmed))).await.unwrap();
+        } else {
+            let (mode, now) = (RelayMode::FireAndForget, world.now());
+            let verdict = first.report(&report(&confirmed), Source::Asked, mode, now, &world.guarded.timings);
+            let Verdict::Move(moved) = verdict else { panic!("{verdict:?}") };
+            world.insert(&[moved.transaction]).await;
+        }
+        assert_eq!(world.stored(&first).await.status, Status::Confirmed);
+        let (second, _) = world.lost(1, "r1", world.ago(100));
+        world.insert(std::slice::from_ref(&second)).await;
+        let records = vec![world.record("oz-a", 0, 1, world.ago(200)), world.old_record()];
+        world.relayer("r1", |relayer| (relayer.nonce, relayer.records) = (1, records));
+        let settled = world.settled(&second).await;
+        assert_eq!((settled.status, &settled.binding), (Status::Pending, &None), "{confirmed_by_this_version}");
+        assert_eq!(is_absent_so_far(&settled), confirmed_by_this_version);
+    }
+}
+
+/// Two URLs lead to relayers with one key, each of which says that it has sent the call with this nonce.
+#[tokio::test]
+async fn one_transaction_confirms_one_of_two_equal_rows_at_relayers_with_the_same_key() {
+    let world = World::new().await;
+    let mined = world.mine(K1, 0, 1);
+    let rows = ["r1", "r2"].map(|host| world.bound(1, host, &format!("oz-{host}"), K1, world.ago(200)));
+    world.insert(&rows).await;
+    for (row, host) in rows.iter().zip(["r1", "r2"]) {
+        let said = json!({
+            "id": format!("oz-{host}"), "status": "confirmed", "nonce": 0, "hash": mined.hash(), "from": K1,
+        });
+        world.guarded.apply(row.id, &report(&said), Origin::Reconciler).await.unwrap();
+        world.chain.settle(&world.stored(row).await, RelayerWord::Says(&report(&said))).await.unwrap();
+    }
+    assert_eq!(world.stored(&rows[0]).await.status, Status::Confirmed);
+    assert_eq!(world.stored(&rows[1]).await.status, Status::Submitted);
+}
+
 #[tokio::test]
 async fn what_a_busy_relayer_signs_while_its_list_is_read_needs_no_owner() {
     let world = World::new().await;

@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::config::Timings;
 use crate::relay::chain::account::AccountTransaction;
 use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission};
-use crate::relay::reconcile::chain_check::ChainCheck;
+use crate::relay::reconcile::chain_check::{CONTESTED, ChainCheck};
 use crate::relay::reconcile::chain_owners::{ClaimOnChain, Shown};
 use crate::relay::reconcile::relayer_list::{self, Coverage, RelayerListing};
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
@@ -407,14 +407,16 @@ impl UnknownOutcomes {
         listing: Option<&RelayerListing>,
     ) -> Result<(), StoreError> {
         let same = |record: &&Report| record.nonce == Some(mined.nonce) && unresolved.row.call.is_still(record);
-        if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same))
-            && self.bind(unresolved, record).await?
-        {
+        if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same)) {
+            // The record of a mined transaction that belongs to another row: so does the transaction.
+            if !self.bind(unresolved, record).await? {
+                return self.postpone(std::slice::from_ref(unresolved), CONTESTED).await;
+            }
             return Ok(());
         }
         let Some(receipt) = chain.receipt(mined).await else { return Ok(()) };
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
-        let tx_id = RelayerTxId(format!("chain:{}", mined.hash));
+        let tx_id = mined.tx_id();
         let sender = from.to_checksum(None);
         let bind = |row: &Transaction| {
             let mut moved = row.bind(token, &tx_id, Some(&sender), "found on the chain", now, &self.guarded.timings)?;

@@ -23,7 +23,7 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 
 use self::columns::{COLUMNS, changes, insert, raw_row, update};
 use self::idempotency_keys::key_owner;
-use self::statements::{Record, accept, add_step, has_early, records_are_free, take_record};
+use self::statements::{Record, accept, add_step, has_early, own_record, records_are_free, take_record};
 use super::row::{PAGE_BYTES_MAX, RawRow};
 use super::{
     Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
@@ -321,6 +321,12 @@ impl TransactionStore for SqliteStore {
             Ok(bound)
         })
         .await
+    }
+
+    async fn take_record(&self, tx_id: &RelayerTxId, id: TransactionId) -> Result<bool, StoreError> {
+        let tx_id = tx_id.clone();
+        let owner = self.write(move |connection| own_record(connection, &tx_id, id));
+        Ok(owner.await? != Record::OtherRow)
     }
 
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
