@@ -564,3 +564,34 @@ async fn a_row_at_a_busy_relayer_waits_only_for_the_nonces_that_its_own_submissi
         assert_eq!(world.stored(&row).await.binding, None, "{word:?}");
     }
 }
+
+#[tokio::test]
+async fn a_relayer_whose_list_does_not_come_does_not_delay_claims_at_another() {
+    let world = World::new().await;
+    let old = world.old_record();
+    for host in ["r1", "r2"] {
+        world.relayer(host, |relayer| (relayer.nonce, relayer.records) = (0, vec![old.clone()]));
+    }
+    world.meanwhile("r1/api/v1/relayers/r/transactions?", || Box::pin(std::future::pending()));
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(Arc::clone(&world.reconciler).run(shutdown.clone()));
+    let (slow, _) = world.lost(1, "r1", world.ago(100));
+    world.insert(&[slow]).await;
+    let within = Duration::from_secs(10);
+    let asked = async {
+        while world.outside.meanwhile.lock().unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(within, asked).await.expect("the first relayer's list is asked for");
+    let (other, _) = world.lost(2, "r2", world.ago(100));
+    world.insert(std::slice::from_ref(&other)).await;
+    let looked_at = async {
+        while !is_absent_so_far(&world.stored(&other).await) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(within, looked_at).await.expect("the second relayer's claim is looked at");
+    shutdown.cancel();
+    running.await.unwrap();
+}
