@@ -65,6 +65,9 @@ async fn a_row_is_read_back_unchanged_in_every_state(fixture: &StoreFixture) {
     let (me, token, now) = (ConsumerId::generate(), Uuid::new_v4(), now());
     let relayer = RelayerUrl("http://r1".into());
     let mut moves = vec![row.claim(&me, token, &relayer, "test", now, &fixture.timings).unwrap()];
+    if let Some(claim) = &mut moves[0].transaction.claim {
+        claim.account = Some(alloy_primitives::Address::repeat_byte(0xab));
+    }
     moves.push(
         moves[0].transaction.mark_unknown(token, "500 ✗", UnknownCause::Answered, now, &fixture.timings).unwrap(),
     );
@@ -106,6 +109,7 @@ async fn a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one(fixtu
     fixture.execute("ALTER TABLE transactions DROP COLUMN relayer_says").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN cancel_requested_at").await;
     fixture.execute("ALTER TABLE transactions DROP COLUMN claim_unsent").await;
+    fixture.execute("ALTER TABLE transactions DROP COLUMN claim_account").await;
     assert!(fixture.migrate().await >= 3, "each later step again");
     assert_eq!(fixture.migrate().await, 0);
     assert_eq!(fixture.store.get(bound.id).await.unwrap(), Some(bound.clone()));
@@ -236,6 +240,13 @@ async fn a_relayer_transaction_belongs_to_one_row(fixture: &StoreFixture) {
     let among = [tx_id.clone(), RelayerTxId("oz-2".into())];
     assert_eq!(fixture.store.bound_among(&among).await.unwrap(), [tx_id]);
     assert_eq!(fixture.store.bound_among(&[]).await.unwrap(), []);
+    // Taken without a bind.
+    assert!(fixture.store.take_record(&among[1], rival.id).await.unwrap());
+    assert!(fixture.store.take_record(&among[1], rival.id).await.unwrap(), "it has it");
+    assert!(!fixture.store.take_record(&among[1], first.id).await.unwrap(), "another row has it");
+    assert!(!fixture.store.take_record(&among[0], rival.id).await.unwrap(), "another row is bound to it");
+    assert_eq!(fixture.store.find_bound(&among[1]).await.unwrap().unwrap().id, rival.id);
+    assert_eq!(fixture.store.get(rival.id).await.unwrap(), Some(rival), "the row does not move");
 }
 
 async fn only_one_of_several_concurrent_rows_binds_a_record(fixture: &StoreFixture) {

@@ -171,6 +171,20 @@ impl TransactionStore for SimStore {
         .await
     }
 
+    async fn take_record(&self, tx_id: &RelayerTxId, id: TransactionId) -> Result<bool, StoreError> {
+        self.write(|world| {
+            if matches!(world.mutation, Mutation::IgnoresTaken | Mutation::NoUniqueness) {
+                return Ok(true);
+            }
+            let owner = world.owners.iter().find(|(known, _)| known == tx_id).map(|(_, owner)| *owner);
+            if owner.is_none() {
+                world.owners.push((tx_id.clone(), id));
+            }
+            Ok(owner.is_none_or(|owner| owner == id))
+        })
+        .await
+    }
+
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
         self.write(|world| world.save(moved, self.consumer.as_ref())).await
     }

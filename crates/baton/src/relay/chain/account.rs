@@ -19,6 +19,7 @@ use self::blocks::Block;
 use super::{Chain, ChainError, bytes, number};
 use crate::clock::Clock;
 use crate::relay::request::call::Call;
+use crate::relay::state::transaction::RelayerTxId;
 use crate::timestamp::Timestamp;
 
 /// A mined transaction of an account.
@@ -42,6 +43,11 @@ impl AccountTransaction {
     /// Whether it makes this call. The gas limit is not compared: relayers may change it.
     pub fn makes(&self, call: &Call) -> bool {
         self.to == Some(call.to) && self.value == call.value && self.data == call.data
+    }
+
+    /// The name by which a row owns it.
+    pub fn tx_id(&self) -> RelayerTxId {
+        RelayerTxId(format!("chain:{}", self.hash))
     }
 }
 
@@ -112,6 +118,38 @@ impl Account {
         *self = Self::default();
         ChainError::Unreadable("its final blocks and the account's transaction count disagree")
     }
+
+    /// Compares the count at the end of the range with what a node says now.
+    fn expect_count(&mut self, count: Option<u64>) -> Result<(), ChainError> {
+        if self.count.zip(count).is_some_and(|(known, count)| known != count) {
+            return Err(self.misread());
+        }
+        self.count = count;
+        Ok(())
+    }
+
+    /// Adds the transactions of the blocks after `since`, up to the beginning of the range.
+    fn keep_older(&mut self, found: Vec<AccountTransaction>, since: u64) {
+        self.range = self.range.map(|(_, until)| (since, until));
+        self.keep(found);
+    }
+
+    /// Adds the transactions of the blocks after the range, up to `until`, where the account's count is this one.
+    fn keep_newer(&mut self, found: Vec<AccountTransaction>, until: u64, count: Option<u64>) {
+        self.range = self.range.map(|(since, _)| (since, until));
+        self.count = count;
+        self.keep(found);
+    }
+
+    fn keep(&mut self, found: Vec<AccountTransaction>) {
+        self.transactions.extend(found.into_iter().map(|transaction| (transaction.nonce, transaction)));
+        while self.transactions.len() > KEPT_MAX {
+            if let Some((_, dropped)) = self.transactions.pop_first() {
+                self.range = self.range.map(|(since, until)| (since.max(dropped.block), until));
+                self.dropped = dropped.block;
+            }
+        }
+    }
 }
 
 /// An account's transactions in the blocks that are not final yet.
@@ -143,6 +181,12 @@ const PAUSE: Duration = Duration::from_secs(2);
 const BLOCKS_READ_MAX: u64 = 5_000;
 /// Maximum number of final transactions that are kept of one account.
 const KEPT_MAX: usize = 20_000;
+/// Maximum number of transactions in a part of a reading, if they are in more than one block.
+const PART_MAX: u64 = 32;
+/// Time after which a reading of final blocks ends with the part that is being read, and for which another one waits for it.
+const READ_MAX: Duration = Duration::from_secs(10);
+const TOO_MANY: ChainError = ChainError::Unreadable("the account has made more transactions since then than are kept");
+const STILL_READ: ChainError = ChainError::Unreadable("the account's transactions since then are still being read");
 
 impl AccountReader {
     /// Reads accounts of this chain; a block is final once `finality` blocks are on top of it.
@@ -189,7 +233,7 @@ impl AccountReader {
             Arc::clone(accounts.entry(address).or_default())
         };
         // One reader per account: the second finds the first one's result.
-        let mut account = account.lock().await;
+        let mut account = self.clock.timeout(READ_MAX, account.lock()).await.map_err(|_| STILL_READ)?;
         let head = self.newest_block().await?;
         let final_block = head.number.saturating_sub(self.finality);
         // The chain's clock may be behind ours, or ours have been ahead when `since` was taken.
@@ -205,7 +249,7 @@ impl AccountReader {
             return Err(account.misread());
         }
         if account.range.is_some_and(|(since, _)| since > from && from < final_block) {
-            return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
+            return Err(TOO_MANY);
         }
         let known = account.transactions.values().chain(&tail.transactions);
         let mut transactions: Vec<AccountTransaction> = known.filter(|known| known.block > from).cloned().collect();
@@ -284,7 +328,8 @@ impl AccountReader {
         Ok(Tail { head: head.hash, transactions, count, count_final, historical })
     }
 
-    /// Adds the final blocks after `from` that have not been read.
+    /// Adds the final blocks after `from` that have not been read. They are read in parts, each of which is kept at once: a
+    /// reading that fails, or takes too long, goes on from there the next time.
     async fn extend_final(
         &self,
         account: &mut Account,
@@ -293,6 +338,7 @@ impl AccountReader {
         final_block: u64,
         historical: bool,
     ) -> Result<(), ChainError> {
+        let until = self.clock.instant() + READ_MAX;
         // The chain is shorter than what was read: another chain, or a reset one.
         if account.range.is_some_and(|(_, until)| until > final_block) {
             *account = Account::default();
@@ -302,30 +348,123 @@ impl AccountReader {
         }
         // Reading it again would cost as much as before, and it would be dropped again.
         if from < account.dropped {
-            return Err(ChainError::Unreadable("the account has made more transactions since then than are kept"));
+            return Err(TOO_MANY);
         }
-        let (since, until) = account.range.unwrap_or((from, from));
-        let mut found = Vec::new();
-        if from < since {
-            found.extend(self.read(address, from, since, historical).await?.0);
-        }
-        let (newer, before) = self.read(address, until.max(from), final_block, historical).await?;
-        if until >= from && account.count.zip(before).is_some_and(|(known, before)| known != before) {
-            return Err(account.misread());
-        }
-        account.count = before.map(|before| before + newer.len() as u64);
-        found.extend(newer);
         // A gap between the range and `from` has not been read: the range then begins anew.
-        let since = if from > until { from } else { since.min(from) };
-        account.transactions.extend(found.into_iter().map(|transaction| (transaction.nonce, transaction)));
-        account.range = Some((since, final_block));
-        while account.transactions.len() > KEPT_MAX {
-            if let Some((_, dropped)) = account.transactions.pop_first() {
-                account.range = Some((since.max(dropped.block), final_block));
-                account.dropped = dropped.block;
+        if account.range.is_none_or(|(_, until)| from > until) {
+            (account.range, account.count) = (Some((from, from)), None);
+        }
+        self.extend_back(account, address, from, historical, until).await?;
+        self.extend_forward(account, address, final_block, historical, until).await
+    }
+
+    /// Reads from the beginning of the range back to `from`.
+    async fn extend_back(
+        &self,
+        account: &mut Account,
+        address: Address,
+        from: u64,
+        historical: bool,
+        until: Instant,
+    ) -> Result<(), ChainError> {
+        let Some((since, _)) = account.range.filter(|(since, _)| from < *since) else { return Ok(()) };
+        let counts = if historical { self.counts_at(address, from, since).await? } else { None };
+        if let Some((before, after)) = counts {
+            if after.saturating_sub(before) > (KEPT_MAX - account.transactions.len().min(KEPT_MAX)) as u64 {
+                return Err(TOO_MANY);
             }
+            let mut end = (since, after);
+            while end.0 > from {
+                let mut start = (from, before);
+                while end.1.saturating_sub(start.1) > PART_MAX && end.0 - start.0 > 1 {
+                    let middle = start.0 + (end.0 - start.0) / 2;
+                    start = (middle, self.count(address, middle).await?);
+                }
+                let found = self.bisect(address, start, end).await?;
+                account.keep_older(found, start.0);
+                end = start;
+                self.in_time(until, end.0 > from)?;
+            }
+            return Ok(());
+        }
+        self.few_enough(since - from)?;
+        for block in (from + 1..=since).rev() {
+            let found = self.transactions_in(address, block).await?;
+            account.keep_older(found, block - 1);
+            if from < account.dropped {
+                return Err(TOO_MANY);
+            }
+            self.in_time(until, block - 1 > from)?;
         }
         Ok(())
+    }
+
+    /// Reads from the end of the range on to `final_block`.
+    async fn extend_forward(
+        &self,
+        account: &mut Account,
+        address: Address,
+        final_block: u64,
+        historical: bool,
+        until: Instant,
+    ) -> Result<(), ChainError> {
+        let Some((_, read)) = account.range else { return Ok(()) };
+        if read >= final_block {
+            let count = if historical { self.count(address, read).await.ok() } else { None };
+            return account.expect_count(count);
+        }
+        let counts = if historical { self.counts_at(address, read, final_block).await? } else { None };
+        if let Some((before, after)) = counts {
+            account.expect_count(Some(before))?;
+            if after.saturating_sub(before) > KEPT_MAX as u64 {
+                return Err(TOO_MANY);
+            }
+            let mut start = (read, before);
+            while start.0 < final_block {
+                let mut end = (final_block, after);
+                while end.1.saturating_sub(start.1) > PART_MAX && end.0 - start.0 > 1 {
+                    let middle = start.0 + (end.0 - start.0) / 2;
+                    end = (middle, self.count(address, middle).await?);
+                }
+                let found = self.bisect(address, start, end).await?;
+                account.keep_newer(found, end.0, Some(end.1));
+                start = end;
+                self.in_time(until, end.0 < final_block)?;
+            }
+            return Ok(());
+        }
+        self.few_enough(final_block - read)?;
+        for block in read + 1..=final_block {
+            let found = self.transactions_in(address, block).await?;
+            account.keep_newer(found, block, None);
+            self.in_time(until, block < final_block)?;
+        }
+        Ok(())
+    }
+
+    /// The account's counts at two blocks; `None` if the node does not keep their state.
+    async fn counts_at(&self, address: Address, from: u64, until: u64) -> Result<Option<(u64, u64)>, ChainError> {
+        let counts = async { Ok((self.count(address, from).await?, self.count(address, until).await?)) };
+        match counts.await {
+            Ok(counts) => Ok(Some(counts)),
+            Err(ChainError::Refused { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a reading that is not done may go on.
+    fn in_time(&self, until: Instant, goes_on: bool) -> Result<(), ChainError> {
+        match goes_on && self.clock.instant() >= until {
+            true => Err(STILL_READ),
+            false => Ok(()),
+        }
+    }
+
+    fn few_enough(&self, blocks: u64) -> Result<(), ChainError> {
+        match blocks > BLOCKS_READ_MAX {
+            true => Err(ChainError::Unreadable("the node keeps no history, and the blocks are too many to read")),
+            false => Ok(()),
+        }
     }
 
     /// The account's transactions in the blocks after `from`, up to `until`; and its count at `from`, where the node
@@ -416,7 +555,7 @@ impl AccountReader {
 
     async fn ask(&self, method: &str, params: Value) -> Result<Value, ChainError> {
         self.take_token().await?;
-        let answer = self.chain.ask_checked(method, params).await;
+        let answer = self.chain.ask(method, params).await;
         if matches!(answer, Err(ChainError::Unreachable(_) | ChainError::Mismatch(_))) {
             self.limits().paused_until = Some(self.clock.instant() + PAUSE);
         }

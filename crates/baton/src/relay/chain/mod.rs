@@ -1,15 +1,16 @@
 //! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, which addresses have code, how a call would end,
 //! and which block a transaction is in. [`account`] reads which transactions an account has made.
 //!
-//! The chain is first asked when an answer is needed, so that a service starts while the chain is unavailable. Before the
-//! first answer, chain id and forwarder are compared with the configuration. With several endpoints, one that does not
-//! answer is replaced by the next. Beyond that nothing is retried here: the caller decides what a missing answer means.
+//! The chain is first asked when an answer is needed, so that a service starts while the chain is unavailable. Before its
+//! first answer each endpoint's chain id is compared with the configuration, and the forwarder before it is used. With
+//! several endpoints, one that does not answer, or is on another chain, is replaced by the next. Beyond that nothing is
+//! retried here: the caller decides what a missing answer means.
 
 pub mod account;
 pub mod revert;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, Bytes, U256};
@@ -18,6 +19,7 @@ use metrics::counter;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, Url};
 use serde_json::{Value, json};
+use tracing::error;
 
 use crate::config::{ChainConfig, ForwarderConfig};
 use crate::evm::parse_amount;
@@ -38,18 +40,27 @@ sol! {
 /// The chain at `RPC_URL`.
 pub struct Chain {
     transport: Arc<dyn Transport>,
-    endpoints: Vec<Url>,
+    endpoints: Vec<Endpoint>,
     /// The endpoint that answered last.
     current: AtomicUsize,
     timeout: Duration,
     chain_id: Option<u64>,
     /// Blocks on top of one that make it final.
     finality: u64,
+    /// The id that every endpoint must have: the configured one, else that of the endpoint that was checked first.
+    id: OnceLock<U256>,
     forwarder: Option<ForwarderConfig>,
-    /// Whether the chain's id was found to be the configured one.
-    checked: AtomicBool,
     /// Whether the forwarder was found to be the configured one.
     forwarder_checked: AtomicBool,
+}
+
+/// One URL of `RPC_URL`.
+struct Endpoint {
+    url: Url,
+    /// Whether it was found to be on the right chain.
+    checked: AtomicBool,
+    /// Whether the log says that it is on another one.
+    announced: AtomicBool,
 }
 
 /// Why a question has no answer.
@@ -109,21 +120,22 @@ impl Chain {
     /// [`Chain::new`] over any transport.
     pub fn over(transport: Arc<dyn Transport>, config: &ChainConfig) -> Result<Self, String> {
         let endpoints = config.rpc_url.expose().split(',').map(str::trim).filter(|url| !url.is_empty());
-        let endpoints: Result<Vec<Url>, _> = endpoints.map(Url::parse).collect();
+        let endpoint = |url| Endpoint { url, checked: AtomicBool::new(false), announced: AtomicBool::new(false) };
+        let endpoints: Result<Vec<Endpoint>, _> = endpoints.map(|url| Url::parse(url).map(endpoint)).collect();
         let endpoints = endpoints.map_err(|error| format!("RPC_URL: {error}"))?;
         if endpoints.is_empty() {
             return Err("RPC_URL is empty".to_owned());
         }
         let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
-        let (checked, forwarder_checked) = (AtomicBool::new(false), AtomicBool::new(false));
+        let id = chain_id.map_or_else(OnceLock::new, |id| OnceLock::from(U256::from(id)));
         let (current, timeout) = (AtomicUsize::new(0), config.rpc_timeout);
+        let forwarder_checked = AtomicBool::new(false);
         let finality = config.finality_blocks;
-        Ok(Self { transport, endpoints, current, timeout, chain_id, finality, forwarder, checked, forwarder_checked })
+        Ok(Self { transport, endpoints, current, timeout, chain_id, finality, id, forwarder, forwarder_checked })
     }
 
     /// The chain's id.
     pub async fn id(&self) -> Result<u64, ChainError> {
-        self.check_chain().await?;
         let answer = self.ask("eth_chainId", json!([])).await?;
         number(&answer).ok_or(ChainError::Unreadable("the chain's id"))
     }
@@ -175,12 +187,6 @@ impl Chain {
         self.current.store(endpoint % self.endpoints.len(), Ordering::Relaxed);
     }
 
-    /// Asks once the chain is known to be the configured one.
-    async fn ask_checked(&self, method: &str, params: Value) -> Result<Value, ChainError> {
-        self.check_chain().await?;
-        self.ask(method, params).await
-    }
-
     /// Why a call that was mined in this block reverted: the same call on the state before it. `None` if the node does
     /// not tell.
     async fn revert_reason(&self, from: Address, call: &Call, block: u64) -> Option<String> {
@@ -203,7 +209,6 @@ impl Chain {
     /// The block that a transaction is in, and whether it succeeded there, if its receipt tells; `None` if the chain has no
     /// receipt of it.
     pub async fn block_of(&self, hash: B256) -> Result<Option<(u64, Option<bool>)>, ChainError> {
-        self.check_chain().await?;
         let receipt = self.ask("eth_getTransactionReceipt", json!([hash.to_string()])).await?;
         // Some nodes return a receipt before the transaction is in a block.
         let Some(block) = receipt.get("blockNumber").filter(|number| !number.is_null()) else { return Ok(None) };
@@ -213,7 +218,7 @@ impl Chain {
 
     /// Whether the transaction with this hash makes this call, in a block that cannot be replaced any more.
     pub async fn has_made(&self, call: &Call, hash: B256) -> Result<bool, ChainError> {
-        let found = self.ask_checked("eth_getTransactionByHash", json!([hash.to_string()])).await?;
+        let found = self.ask("eth_getTransactionByHash", json!([hash.to_string()])).await?;
         let Some(made) = account::read_transaction(&found).map(|(made, _)| made).filter(|made| made.makes(call)) else {
             return Ok(false);
         };
@@ -222,9 +227,8 @@ impl Chain {
         Ok(made.block.saturating_add(self.finality) <= head)
     }
 
-    /// Compares chain and forwarder with the configuration, until they once were found to match.
+    /// Compares the forwarder with the configuration, until it once was found to match.
     async fn check(&self) -> Result<(), ChainError> {
-        self.check_chain().await?;
         if self.forwarder_checked.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -235,21 +239,31 @@ impl Chain {
         Ok(())
     }
 
-    async fn check_chain(&self) -> Result<(), ChainError> {
-        if self.checked.load(Ordering::Relaxed) {
+    /// Compares an endpoint's chain with the one that every endpoint must have, before its first answer is used. One on
+    /// another chain is not used: an account has another history there.
+    async fn check_endpoint(&self, index: usize) -> Result<(), ChainError> {
+        let endpoint = &self.endpoints[index];
+        let nothing_to_compare = self.endpoints.len() == 1 && self.chain_id.is_none();
+        if nothing_to_compare || endpoint.checked.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if let Some(wanted) = self.chain_id {
-            let answer = self.ask("eth_chainId", json!([])).await?;
-            let found = answer.as_str().and_then(parse_amount).ok_or(ChainError::Unreadable("the chain's id"))?;
-            if found != U256::from(wanted) {
-                return Err(ChainError::Mismatch(format!(
-                    "CHAIN_ID is {wanted}, but the chain at RPC_URL has the id {found}"
-                )));
-            }
+        counter!("baton_rpc_calls_total", "method" => "eth_chainId").increment(1);
+        let answer = result(self.post(&endpoint.url, &question("eth_chainId", json!([]))).await?)?;
+        let found = answer.as_str().and_then(parse_amount).ok_or(ChainError::Unreadable("the chain's id"))?;
+        let wanted = *self.id.get_or_init(|| found);
+        if found == wanted {
+            endpoint.checked.store(true, Ordering::Relaxed);
+            return Ok(());
         }
-        self.checked.store(true, Ordering::Relaxed);
-        Ok(())
+        let place = if self.endpoints.len() == 1 { String::new() } else { format!("URL {} of ", index + 1) };
+        let difference = match self.chain_id {
+            Some(wanted) => format!("CHAIN_ID is {wanted}, but the chain at {place}RPC_URL has the id {found}"),
+            None => format!("the chain at {place}RPC_URL has the id {found}, but that at another URL has {wanted}"),
+        };
+        if !endpoint.announced.swap(true, Ordering::Relaxed) {
+            error!(action = "wrong_chain", "{difference}; it is not asked");
+        }
+        Err(ChainError::Mismatch(difference))
     }
 
     async fn check_forwarder(&self, forwarder: &ForwarderConfig) -> Result<(), ChainError> {
@@ -293,32 +307,30 @@ impl Chain {
 
     async fn ask(&self, method: &str, params: Value) -> Result<Value, ChainError> {
         counter!("baton_rpc_calls_total", "method" => method.to_owned()).increment(1);
-        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-        let mut answer = self.post_to_any(&body).await?;
-        match answer.get("error").filter(|error| !error.is_null()) {
-            None => answer.get_mut("result").map(Value::take).ok_or(ChainError::Unreadable("neither result nor error")),
-            Some(error) => Err(ChainError::Refused {
-                code: error["code"].as_i64().unwrap_or_default(),
-                message: error["message"].as_str().unwrap_or_default().chars().take(TEXT_LENGTH_MAX).collect(),
-                data: error["data"].clone(),
-            }),
-        }
+        result(self.post_to_any(&question(method, params)).await?)
     }
 
-    /// Asks the endpoint that answered last, and the others if it does not answer.
+    /// Asks the endpoint that answered last, and the others if it does not answer or is on another chain.
     async fn post_to_any(&self, body: &Value) -> Result<Value, ChainError> {
         let first = self.current.load(Ordering::Relaxed);
         let mut failure = None;
         for offset in 0..self.endpoints.len() {
             let index = (first + offset) % self.endpoints.len();
-            match self.post(&self.endpoints[index], body).await {
+            let answer = async {
+                self.check_endpoint(index).await?;
+                self.post(&self.endpoints[index].url, body).await
+            };
+            match answer.await {
                 Ok(answer) => {
                     self.current.store(index, Ordering::Relaxed);
                     return Ok(answer);
                 }
                 Err(error) => {
                     counter!("baton_rpc_failures_total").increment(1);
-                    failure = Some(error);
+                    // One on another chain is no answer to why the others gave none.
+                    if failure.is_none() || !matches!(error, ChainError::Mismatch(_)) {
+                        failure = Some(error);
+                    }
                 }
             }
         }
@@ -347,6 +359,22 @@ impl Chain {
             _ if !status.is_success() => Err(ChainError::Unreachable(format!("status {status}").into())),
             _ => Err(ChainError::Unreadable("it is no JSON-RPC")),
         }
+    }
+}
+
+fn question(method: &str, params: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params })
+}
+
+/// The result in a JSON-RPC answer.
+fn result(mut answer: Value) -> Result<Value, ChainError> {
+    match answer.get("error").filter(|error| !error.is_null()) {
+        None => answer.get_mut("result").map(Value::take).ok_or(ChainError::Unreadable("neither result nor error")),
+        Some(error) => Err(ChainError::Refused {
+            code: error["code"].as_i64().unwrap_or_default(),
+            message: error["message"].as_str().unwrap_or_default().chars().take(TEXT_LENGTH_MAX).collect(),
+            data: error["data"].clone(),
+        }),
     }
 }
 

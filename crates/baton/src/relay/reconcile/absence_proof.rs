@@ -105,7 +105,7 @@ impl RelayerListing {
         if let Some(why) = self.unproven {
             return Finding::Unproven(why);
         }
-        if records.iter().any(|record| may_stand_for(record, case, self.ahead)) {
+        if records.iter().any(|record| self.may_stand_for(record, case)) {
             return Finding::Unproven("the relayer has a record that may be this one, or a no-op in its place");
         }
         // Either a record of ours from before, or any record from before the claim, shows that the relayer has kept its
@@ -116,6 +116,35 @@ impl RelayerListing {
             return Finding::Unproven("the relayer fell silent and shows nothing from before");
         }
         Finding::Absent
+    }
+
+    /// Whether a record may be this submission after all: a field is missing, or a no-op replaced a call.
+    ///
+    /// A no-op that was created after the submission was certainly over fills a gap of nonces. Its reason says so only at
+    /// first; the relayer overwrites it.
+    fn may_stand_for(&self, record: &Report, case: LostSubmission<'_>) -> bool {
+        let named = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
+        let late = record.created_at.is_some_and(|created| created > self.until(case.claim, case.slip, case.timings));
+        case.call.may_be(record) || (record.is_no_op() && !named && !late)
+    }
+
+    /// Whether a record stored at that time may be what a claim's submission has become: a record that was replaced, by a
+    /// no-op or another call, keeps the time at which it was stored.
+    pub fn may_have_become(
+        &self,
+        created: Option<Timestamp>,
+        claim: &Claim,
+        slip: Duration,
+        timings: &Timings,
+    ) -> bool {
+        let (since, until) = (claim.at - self.behind - slip, self.until(claim, slip, timings));
+        created.is_none_or(|created| (since..=until).contains(&created))
+    }
+
+    /// The latest creation time, by the relayer's clock, of a record of a claim's submission.
+    fn until(&self, claim: &Claim, slip: Duration, timings: &Timings) -> Timestamp {
+        let own = claim.open_until(timings);
+        claim.unknown.as_ref().map_or(own, |unknown| unknown.open_until.max(own)) + self.ahead + slip
     }
 }
 
@@ -162,17 +191,6 @@ impl EqualClaims<'_> {
             Self::TooMany => false,
         }
     }
-}
-
-/// Whether a record may be this submission after all: a field is missing, or a no-op replaced a call.
-///
-/// A no-op that was created after the submission was certainly over fills a gap of nonces: a replaced record keeps the time
-/// at which it was stored. Its reason says so only at first; the relayer overwrites it.
-fn may_stand_for(record: &Report, case: LostSubmission<'_>, ahead: Duration) -> bool {
-    let named = record.reason.as_deref().unwrap_or_default().starts_with("Gap-filling");
-    let late =
-        record.created_at.is_some_and(|created| created > case.claim.open_until(case.timings) + ahead + case.slip);
-    case.call.may_be(record) || (record.is_no_op() && !named && !late)
 }
 
 #[cfg(test)]
@@ -233,7 +251,7 @@ mod tests {
                 kept_since: None,
                 behind: skew,
                 ahead: skew,
-                nonces: std::collections::BTreeSet::new(),
+                signed: Vec::new(),
                 read_at,
             };
             let unknown = UnknownOutcome {
@@ -250,15 +268,20 @@ mod tests {
             self
         }
 
-        fn judged(&self) -> String {
-            let claim = Claim {
+        fn claim(&self) -> Claim {
+            Claim {
                 consumer: ConsumerId("c".into()),
                 token: Uuid::nil(),
                 relayer: RelayerUrl("http://r".into()),
+                account: None,
                 at: Timestamp(CLAIMED_AT),
                 unsent: false,
                 unknown: Some(self.unknown.clone()),
-            };
+            }
+        }
+
+        fn judged(&self) -> String {
+            let claim = self.claim();
             let bound = self.bound.iter().map(|id| RelayerTxId((*id).into())).collect();
             let case = LostSubmission {
                 call: &self.call,
@@ -322,6 +345,19 @@ mod tests {
         assert!(judged(no_op(over), long_ago, &[]).starts_with("Unproven"), "it may have replaced the submission");
         assert_eq!(judged(no_op(over + 1), long_ago, &[]), "Absent", "stored after the submission was over");
         assert_eq!(judged(no_op(CLAIMED_AT - 30_001), long_ago, &[]), "Absent", "stored before the claim");
+    }
+
+    /// What an operator made of the record at the relayer does not matter: it keeps its time.
+    #[test]
+    fn a_record_stored_while_the_submission_could_arrive_may_have_been_it() {
+        let question = Question::about(vec![], None);
+        let claim = question.claim();
+        let may_be = |at: Option<i64>| {
+            question.search.may_have_become(at.map(Timestamp), &claim, Duration::ZERO, &Timings::DEFAULT)
+        };
+        assert!(may_be(Some(CLAIMED_AT - 30_000)) && may_be(Some(CLAIMED_AT + 65_000 + 30_000)) && may_be(None));
+        assert!(!may_be(Some(CLAIMED_AT - 30_001)), "stored before the claim");
+        assert!(!may_be(Some(CLAIMED_AT + 65_000 + 30_001)), "stored after the submission was over");
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //!
 //! Only the reconciler asks the chain: accepting, submitting and webhooks never wait for it.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256};
@@ -18,10 +19,11 @@ use tracing::{error, info, warn};
 use crate::mutations::Mutation;
 use crate::relay::chain::ChainError;
 use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
+use crate::relay::reconcile::chain_owners::Nonces;
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
-use crate::relay::state::apply_report::{Report, ReportedStatus};
-use crate::relay::state::transaction::{MoveRefused, RelayerTxId, RelayerUrl, Step, Transaction};
+use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
+use crate::relay::state::transaction::{MoveRefused, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
 use crate::relay::store::StoreError;
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
@@ -32,6 +34,9 @@ pub struct ChainCheck {
     pub(super) guarded: Arc<GuardedStore>,
     pub(super) pool: Arc<Pool>,
     pub(super) question_timeout: Duration,
+    /// When a row was claimed or bound, and the nonce above all that its submission can have: see
+    /// [`ChainCheck::ownerless_nonce`].
+    pub(super) ceilings: Mutex<HashMap<(TransactionId, Nonces), (Timestamp, u64)>>,
 }
 
 /// What a look at the chain led to.
@@ -78,7 +83,7 @@ impl ChainCheck {
         pool: Arc<Pool>,
         question_timeout: Duration,
     ) -> Self {
-        Self { reader, guarded, pool, question_timeout }
+        Self { reader, guarded, pool, question_timeout, ceilings: Mutex::default() }
     }
 
     /// Whether a row without a final report is old enough, and far enough along, to be on the chain unnoticed.
@@ -224,8 +229,7 @@ impl ChainCheck {
                         }
                         let mut proven = said.clone();
                         (proven.hash, proven.block_number) = (Some(other.hash.to_string()), Some(other.block));
-                        self.guarded.apply(row.id, &proven, Origin::Chain).await?;
-                        Ok(ChainCheckResult::Settled)
+                        self.ended_as(row, &proven).await
                     }
                     RelayerStatement::Says(said) if said.status.is_over() => {
                         if confirmed {
@@ -257,8 +261,7 @@ impl ChainCheck {
                             return Ok(ChainCheckResult::Open(open));
                         }
                         if row.ended_unsigned(said) {
-                            self.guarded.apply(row.id, said, Origin::Chain).await?;
-                            return Ok(ChainCheckResult::Settled);
+                            return self.ended_as(row, said).await;
                         }
                         let reason = said.reason.as_deref().unwrap_or("no reason given");
                         let why = format!("the relayer failed it unsigned ({reason}) and the chain does not have it");
@@ -306,8 +309,15 @@ impl ChainCheck {
             Some(nonce) => nonce == mined.nonce,
             None => row.hash == Some(mined.hash.to_string()),
         };
-        let tx_id = if named { binding.tx_id.clone() } else { RelayerTxId(format!("chain:{}", mined.hash)) };
-        if !named && !self.own(row, &tx_id, mined).await? {
+        let on_chain = mined.tx_id();
+        let tx_id = if named { binding.tx_id.clone() } else { on_chain.clone() };
+        // Equal rows may find the same transaction, at relayers whose URLs differ too: the store lets only one of them
+        // have it.
+        let owned = match named {
+            true => self.guarded.store.take_record(&on_chain, row.id).await?,
+            false => self.own(row, &on_chain, mined).await?,
+        };
+        if !owned {
             return Ok(ChainCheckResult::Open(CONTESTED.to_owned()));
         }
         let mut report = self.report(row, &tx_id, mined, from, receipt).await;
@@ -322,8 +332,7 @@ impl ChainCheck {
         Ok(ChainCheckResult::Settled)
     }
 
-    /// Makes the row the only owner of a transaction whose nonce its relayer did not name. Equal rows may find the same
-    /// transaction at the same time, and the store lets only one of them have it.
+    /// Binds the row to a transaction whose nonce its relayer did not name, and makes it the only owner.
     async fn own(
         &self,
         row: &Transaction,
@@ -399,12 +408,27 @@ impl ChainCheck {
         Ok(())
     }
 
+    /// Ends the row as its relayer says: the chain does not speak against it.
+    async fn ended_as(&self, row: &Transaction, said: &Report) -> Result<ChainCheckResult, ChainCheckError> {
+        let (now, mode, timings) = (self.guarded.clock.now(), self.guarded.mode, &self.guarded.timings);
+        let decide = |now_row: &Transaction| {
+            unmoved(row, now_row)?;
+            match now_row.report(said, Source::Asked, mode, now, timings) {
+                Verdict::Move(moved) => Ok(*moved),
+                Verdict::Reroute(..) | Verdict::DoubleSend(_) | Verdict::Contradicted(_) | Verdict::Ignore(_) => {
+                    Err(MOVED)
+                }
+            }
+        };
+        self.guarded.update(row.id, decide).await?;
+        Ok(ChainCheckResult::Settled)
+    }
+
     async fn not_executed(&self, row: &Transaction, why: &str) -> Result<ChainCheckResult, ChainCheckError> {
-        let Some(binding) = &row.binding else { return Ok(ChainCheckResult::Settled) };
         let (now, timings) = (self.guarded.clock.now(), &self.guarded.timings);
-        let decide = |now_row: &Transaction| match &now_row.binding {
-            Some(held) if held.tx_id == binding.tx_id => now_row.not_executed(why, now, timings),
-            _ => Err(MOVED),
+        let decide = |now_row: &Transaction| {
+            unmoved(row, now_row)?;
+            now_row.not_executed(why, now, timings)
         };
         match self.guarded.update(row.id, decide).await? {
             Updated::Moved(moved) => {
@@ -418,6 +442,13 @@ impl ChainCheck {
             Updated::Refused(refused, _) => Ok(ChainCheckResult::Open(refused.to_string())),
         }
     }
+}
+
+/// Refuses a row about which more is known than when it was judged. The chain is asked for seconds, and meanwhile a webhook
+/// may show that the relayer has signed it after all: what was judged says nothing about that.
+fn unmoved(judged: &Transaction, now_row: &Transaction) -> Result<(), MoveRefused> {
+    let known = |row: &Transaction| (row.binding.clone(), row.hash.clone(), row.relayer_says.clone());
+    if known(judged) == known(now_row) { Ok(()) } else { Err(MOVED) }
 }
 
 /// The account that the relayer answered with when it took the row. It may sign with another key since. A row without a

@@ -2,16 +2,18 @@
 //! outcome is unknown. Part of [`ChainCheck`].
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::PoisonError;
 
 use alloy_primitives::Address;
 
 use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, ChainCheckError};
 use super::chain_proof::{ChainFinding, EqualRows, candidates, judge, open_nonces, unsettled_nonces};
-use super::relayer_list::RelayerListing;
+use super::relayer_list::{RelayerListing, SignedRecord};
 use crate::mutations::Mutation;
 use crate::relay::chain::account::{AccountHistory, AccountTransaction};
 use crate::relay::state::transaction::{Claim, RelayerTxId, RelayerUrl, Transaction};
-use crate::relay::store::{BoundRecord, StoreError};
+use crate::relay::store::{BoundRecord, RecentSince, StoreError};
+use crate::timestamp::Timestamp;
 
 /// What the chain shows of a claim whose outcome is unknown.
 pub enum ClaimOnChain {
@@ -25,6 +27,26 @@ pub enum ClaimOnChain {
     Open(String),
 }
 
+/// What a relayer showed of a claim.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown<'a> {
+    /// What it listed.
+    pub listing: &'a RelayerListing,
+    /// The nonce that it signs next: see [`ChainCheck::next_nonce`].
+    pub next_nonce: Option<u64>,
+}
+
+/// Which nonces need an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Nonces {
+    /// All that are signed and not mined.
+    All,
+    /// Those that are in the node's pool.
+    Pool,
+}
+
+/// Maximum number of rows whose highest possible nonce is remembered.
+const CEILINGS_MAX: usize = 10_000;
 /// Maximum number of open nonces whose owners are looked up.
 const OPEN_NONCES_MAX: u64 = 1_000;
 /// Maximum number of records, bound last at a relayer, whose accounts are compared with the one that it lists.
@@ -33,15 +55,15 @@ const RECORDS_COMPARED: usize = 200;
 const OPEN_ROWS_MAX: usize = 5_000;
 
 impl ChainCheck {
-    /// Looks for a claimed call among the transactions of its relayer's account since the claim. `listing` is what the
-    /// relayer listed; without it, nothing proves that the call was not made.
+    /// Looks for a claimed call among the transactions of its relayer's account since the claim. `shown` is what the
+    /// relayer showed of it; without that, nothing proves that the call was not made.
     pub async fn claim(
         &self,
         row: &Transaction,
         claim: &Claim,
-        listing: Option<&RelayerListing>,
+        shown: Option<Shown<'_>>,
     ) -> Result<ClaimOnChain, StoreError> {
-        match self.look_for_claim(row, claim, listing).await {
+        match self.look_for_claim(row, claim, shown).await {
             Ok(found) => Ok(found),
             Err(ChainCheckError::Store(failure)) => Err(failure),
             Err(ChainCheckError::Chain(failure)) => {
@@ -54,7 +76,7 @@ impl ChainCheck {
         &self,
         row: &Transaction,
         claim: &Claim,
-        listing: Option<&RelayerListing>,
+        shown: Option<Shown<'_>>,
     ) -> Result<ClaimOnChain, ChainCheckError> {
         let Some(address) = self.address(row, &claim.relayer).await else {
             return Ok(ClaimOnChain::Undecided("the relayer's address is not known".to_owned()));
@@ -75,64 +97,154 @@ impl ChainCheck {
             ChainFinding::Contested => return Ok(ClaimOnChain::Undecided(CONTESTED.to_owned())),
             ChainFinding::NonceLost(_) | ChainFinding::Open | ChainFinding::Unproven(_) => {}
         }
-        let Some(listing) = listing else {
+        let Some(shown) = shown else {
             return Ok(ClaimOnChain::Open("the relayer gives no list".to_owned()));
         };
-        Ok(match self.ownerless_nonce(row, &claim.relayer, &history, Some(listing)).await? {
+        Ok(match self.ownerless_nonce(row, &claim.relayer, &history, Some((claim, shown))).await? {
             Ok(()) => ClaimOnChain::Clear,
             Err(why) => ClaimOnChain::Open(why),
         })
     }
 
-    /// Whether the relayer signed with another key shortly before the claim or since: what another account did is not in the
-    /// history of this one.
+    /// Whether the relayer had another key when the claim was made, shortly before or since: what another account did is not
+    /// in the history of this one.
     async fn had_another_key(&self, claim: &Claim, address: Address) -> Result<bool, StoreError> {
-        let last = self.guarded.store.last_bound(&claim.relayer, self.guarded.clock.now(), RECORDS_COMPARED).await?;
+        if claim.account.is_some_and(|account| account != address) {
+            return Ok(true);
+        }
+        let store = &self.guarded.store;
+        // Asked for by itself: however many were bound since, it is among what is compared.
+        let before = store.last_bound(&claim.relayer, claim.at, 1).await?;
+        let last = store.last_bound(&claim.relayer, self.guarded.clock.now(), RECORDS_COMPARED).await?;
         let since = last.iter().filter(|record| record.at >= claim.at);
-        let before = last.iter().find(|record| record.at < claim.at);
         let account =
             |record: &BoundRecord| record.account.as_deref().and_then(|account| account.parse::<Address>().ok());
-        Ok(since.chain(before).filter_map(account).any(|account| account != address))
+        Ok(since.chain(&before).filter_map(account).any(|account| account != address))
+    }
+
+    /// The nonce that the relayer signs next, as far as its own counter, the node's pool and our rows show; `None` if the
+    /// relayer or the chain does not tell.
+    pub async fn next_nonce(&self, relayer: &RelayerUrl) -> Result<Option<u64>, StoreError> {
+        let Some(client) = self.pool.ask_one(relayer) else { return Ok(None) };
+        let (counter, address) =
+            (client.next_nonce(self.question_timeout).await, client.address(self.question_timeout).await);
+        let (Some(counter), Some(address)) = (counter, address) else { return Ok(None) };
+        let Ok((_, pool)) = self.reader.counts(address).await else { return Ok(None) };
+        let now = self.guarded.clock.now();
+        let none_recent = RecentSince { open_since: now, ended_since: now, ended_max: 0 };
+        let rows = self.guarded.store.relayer_rows(std::slice::from_ref(relayer), none_recent).await?;
+        let of_rows = rows.first().and_then(|rows| rows.nonce_max).map_or(0, |last| last + 1);
+        Ok(Some(counter.max(pool).max(of_rows)))
     }
 
     /// Whether every nonce that the relayer has signed, or may have signed, and that is not mined, belongs to another row
-    /// or to a record that the relayer lists; if not, why.
+    /// or to a record that the relayer lists; if not, why. `lost` is a claim, and what the relayer showed of it.
     pub(super) async fn ownerless_nonce(
         &self,
         row: &Transaction,
         relayer: &RelayerUrl,
         history: &AccountHistory,
-        listing: Option<&RelayerListing>,
+        lost: Option<(&Claim, Shown<'_>)>,
     ) -> Result<Result<(), String>, ChainCheckError> {
-        let Some(client) = self.pool.ask_one(relayer) else {
-            return Ok(Err("its relayer is no longer configured".to_owned()));
+        let remembered = self.remembered(row, Nonces::All);
+        // For a claim it was read before the newest part of the list: what the relayer has signed since is not on that.
+        let counter = match (remembered, lost) {
+            (Some(_), _) => remembered,
+            (None, Some((_, shown))) => shown.next_nonce,
+            (None, None) => match self.pool.ask_one(relayer) {
+                Some(client) => client.next_nonce(self.question_timeout).await,
+                None => return Ok(Err("its relayer is no longer configured".to_owned())),
+            },
         };
-        let counter = client.next_nonce(self.question_timeout).await;
-        if counter.is_none() {
+        let Some(counter) = counter else {
             return Ok(Err("the relayer does not say which nonce comes next".to_owned()));
-        }
-        let mut listed: BTreeSet<u64> = listing.map(|listing| listing.nonces.clone()).unwrap_or_default();
-        // The nonce of a record of this very call is owned only if another row says so, below.
-        for record in listing.iter().flat_map(|listing| &listing.records).filter(|record| row.call.matches(record)) {
-            record.nonce.map(|nonce| listed.remove(&nonce));
-        }
+        };
+        let listed = match lost {
+            Some((claim, shown)) => self.listed_owners(row, claim, shown.listing, history).await?,
+            None => BTreeSet::new(),
+        };
         let owned = match self.owned_nonces(row, relayer, listed).await? {
             Ok(owned) => owned,
             Err(why) => return Ok(Err(why)),
         };
-        let next = owned.last().map(|last| last + 1).max(counter);
-        if let Err(why) = ownerless_open_nonce(&owned, open_nonces(history, next)) {
+        let next = match (remembered, lost) {
+            (Some(next), _) => next,
+            (None, Some((_, shown))) => {
+                let listed = shown.listing.signed.iter().map(|record| record.nonce + 1).max();
+                counter.max(listed.unwrap_or(0))
+            }
+            (None, None) => open_nonces(history, owned.last().map(|last| last + 1).max(Some(counter))).end,
+        };
+        self.remember(row, Nonces::All, next);
+        if let Err(why) = ownerless_open_nonce(&owned, history.count..next) {
             return Ok(Err(why));
         }
         // Used by a call that no row has made, in a block that may be replaced: then this call may get the nonce.
-        let unsettled: Vec<u64> =
-            unsettled_nonces(history).filter(|nonce| !owned.contains(nonce)).take(OPEN_NONCES_MAX as usize).collect();
+        let unsettled = unsettled_nonces(history).filter(|nonce| *nonce < next && !owned.contains(nonce));
+        let unsettled: Vec<u64> = unsettled.take(OPEN_NONCES_MAX as usize).collect();
         let owners = self.guarded.store.nonce_owners(relayer, &unsettled).await?;
         let known: HashSet<u64> = owners.into_iter().map(|(nonce, _)| nonce).collect();
         Ok(match unsettled.into_iter().find(|nonce| !known.contains(nonce)) {
             Some(nonce) => Err(format!("nonce {nonce} of the relayer is not used for good yet")),
             None => Ok(()),
         })
+    }
+
+    /// The nonce above all that this row's submission can have, if it is known. It is what the relayer signed next when
+    /// nothing of the submission could be signed any more: of the nonces that a busy relayer takes from then on, none is
+    /// asked for its owner, so that those below it get settled one after the other.
+    fn remembered(&self, row: &Transaction, which: Nonces) -> Option<u64> {
+        let submitted_at = self.over_for_long(row)?;
+        let ceilings = self.ceilings.lock().unwrap_or_else(PoisonError::into_inner);
+        ceilings.get(&(row.id, which)).filter(|known| known.0 == submitted_at).map(|known| known.1)
+    }
+
+    fn remember(&self, row: &Transaction, which: Nonces, next: u64) {
+        let Some(submitted_at) = self.over_for_long(row) else { return };
+        let mut ceilings = self.ceilings.lock().unwrap_or_else(PoisonError::into_inner);
+        if ceilings.len() >= CEILINGS_MAX {
+            ceilings.clear();
+        }
+        ceilings.insert((row.id, which), (submitted_at, next));
+    }
+
+    /// When the row was claimed or bound, if its relayer, which no longer works on it, has had the time to give it up.
+    fn over_for_long(&self, row: &Transaction) -> Option<Timestamp> {
+        match (&row.claim, &row.binding) {
+            (Some(claim), _) => {
+                let open_until = claim.unknown.as_ref()?.open_until;
+                let passed = self.guarded.clock.passed_since(claim.at.max(open_until));
+                (passed >= self.guarded.timings.unproven_wait).then_some(claim.at)
+            }
+            (None, Some(binding)) => self.is_long_forgotten(row).then_some(binding.at),
+            (None, None) => None,
+        }
+    }
+
+    /// The nonces of listed records that are certainly not this claim's submission: those stored before the claim or after
+    /// the submission was over, and those that a row is bound to. Any other may be what became of it, whatever call it is
+    /// now: it was canceled or replaced at the relayer, and the original may still be mined under its nonce.
+    async fn listed_owners(
+        &self,
+        row: &Transaction,
+        claim: &Claim,
+        listing: &RelayerListing,
+        history: &AccountHistory,
+    ) -> Result<BTreeSet<u64>, StoreError> {
+        let (slip, timings) = (self.guarded.clock.slip(claim.at), &self.guarded.timings);
+        let calls = listing.records.iter().filter(|record| row.call.matches(record));
+        let calls: HashSet<&RelayerTxId> = calls.map(|record| &record.tx_id).collect();
+        // The nonce of a record of this very call is owned only if another row says so.
+        let others = listing.signed.iter().filter(|record| !calls.contains(&record.tx_id));
+        let (may_be_ours, foreign): (Vec<&SignedRecord>, Vec<&SignedRecord>) =
+            others.partition(|record| listing.may_have_become(record.created_at, claim, slip, timings));
+        let mut owned: BTreeSet<u64> = foreign.into_iter().map(|record| record.nonce).collect();
+        let open = may_be_ours.into_iter().filter(|record| record.nonce >= history.count_final);
+        let open: Vec<&SignedRecord> = open.take(OPEN_NONCES_MAX as usize).collect();
+        let ids: Vec<RelayerTxId> = open.iter().map(|record| record.tx_id.clone()).collect();
+        let bound: HashSet<RelayerTxId> = self.guarded.store.bound_among(&ids).await?.into_iter().collect();
+        owned.extend(open.into_iter().filter(|record| bound.contains(&record.tx_id)).map(|record| record.nonce));
+        Ok(owned)
     }
 
     /// Whether every transaction of the account in the node's pool belongs to another row; if not, why. Unlike
@@ -143,7 +255,9 @@ impl ChainCheck {
         relayer: &RelayerUrl,
         history: &AccountHistory,
     ) -> Result<Result<(), String>, ChainCheckError> {
-        let pool = open_nonces(history, None);
+        let next = self.remembered(row, Nonces::Pool).unwrap_or(history.count_pending);
+        self.remember(row, Nonces::Pool, next);
+        let pool = history.count..next.min(history.count_pending);
         if pool.is_empty() || Mutation::IgnoresPool.is_on() {
             return Ok(Ok(()));
         }
@@ -233,7 +347,7 @@ impl ChainCheck {
         mined: &AccountTransaction,
     ) -> Result<bool, StoreError> {
         let store = &self.guarded.store;
-        let by_chain = store.find_bound(&RelayerTxId(format!("chain:{}", mined.hash))).await?;
+        let by_chain = store.find_bound(&mined.tx_id()).await?;
         if by_chain.is_some_and(|owner| owner.id != row.id) {
             return Ok(true);
         }

@@ -20,3 +20,6 @@ pub mod dead_letters;
 pub mod relayer_list;
 pub mod sweeps;
 pub mod unknown_outcomes;
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 //! [`ListReading`] is the check (pure), [`read`] asks the relayer. What the list then says about one submission is judged
 //! in [`super::absence_proof`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::clock::Clock;
@@ -33,10 +33,28 @@ pub struct RelayerListing {
     pub behind: Duration,
     /// The relayer's clock is at most this far ahead of ours.
     pub ahead: Duration,
-    /// The nonces of all records read.
-    pub nonces: BTreeSet<u64>,
+    /// All records read that have a nonce.
+    pub signed: Vec<SignedRecord>,
     /// When the list was requested.
     pub read_at: Timestamp,
+}
+
+/// A listed record that has a nonce.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignedRecord {
+    /// The relayer's id.
+    pub tx_id: RelayerTxId,
+    /// Its nonce.
+    pub nonce: u64,
+    /// When the relayer stored it. A record that was canceled or replaced keeps this time.
+    pub created_at: Option<Timestamp>,
+}
+
+impl SignedRecord {
+    fn of(record: &Report) -> Option<Self> {
+        let (tx_id, created_at) = (record.tx_id.clone(), record.created_at);
+        record.nonce.map(|nonce| Self { tx_id, nonce, created_at })
+    }
 }
 
 /// What a reading of a list must cover.
@@ -82,6 +100,24 @@ pub async fn read(
         }
     }
     read
+}
+
+/// Adds the nonces of the newest records, those that the relayer has signed since it was asked for the list among them. It
+/// leaves out the records of these calls: whether one of them is a lost submission is for another list to tell.
+pub async fn add_newest(listing: &mut RelayerListing, client: &RelayerClient, calls: &[&Call], timeout: Duration) {
+    let known: HashSet<RelayerTxId> = listing.signed.iter().map(|record| record.tx_id.clone()).collect();
+    for size in PAGE_SIZES {
+        match client.transactions(1, size, timeout).await {
+            Ok((page, _)) => {
+                let others = page.records.iter().filter(|record| !calls.iter().any(|call| call.is_still(record)));
+                let new = others.filter(|record| !known.contains(&record.tx_id)).filter_map(SignedRecord::of);
+                listing.signed.extend(new);
+            }
+            Err(RelayerError::TooLong) => continue,
+            Err(_) => {}
+        }
+        break;
+    }
 }
 
 async fn read_in_pages(
@@ -138,7 +174,7 @@ pub struct ListReading<'a> {
     skew: Duration,
     /// Every record read, with its creation time.
     created: HashMap<RelayerTxId, Timestamp>,
-    nonces: BTreeSet<u64>,
+    signed: Vec<SignedRecord>,
     oldest: Option<Timestamp>,
     /// The list's total at the first page, and at the last one read.
     totals: Option<(u64, u64)>,
@@ -155,7 +191,7 @@ impl<'a> ListReading<'a> {
             witnesses,
             skew,
             created: HashMap::new(),
-            nonces: BTreeSet::new(),
+            signed: Vec::new(),
             oldest: None,
             totals: None,
             to_end: false,
@@ -182,7 +218,7 @@ impl<'a> ListReading<'a> {
             }
             self.oldest = record.created_at.into_iter().chain(self.oldest).min();
             self.created.insert(record.tx_id.clone(), record.created_at.unwrap_or(Timestamp(0)));
-            self.nonces.extend(record.nonce);
+            self.signed.extend(SignedRecord::of(record));
             new.push(record);
         }
         new
@@ -260,7 +296,7 @@ impl<'a> ListReading<'a> {
             kept_since: self.shown().map(|(witness, _)| witness.at).min(),
             behind: self.behind(),
             ahead: self.ahead(),
-            nonces: self.nonces,
+            signed: self.signed,
             read_at,
         }
     }

@@ -2,7 +2,8 @@
 //! and relayers are asked about submitted rows without news. Claims of unknown outcome are settled in
 //! [`crate::relay::reconcile::unknown_outcomes`], and dead letters swept in [`crate::relay::reconcile::dead_letter_sweep`].
 //!
-//! Each sweep has a task of its own, so that a relayer that does not answer holds up only its own questions. A sweep that
+//! Each sweep has a task of its own, and so have the claims at each relayer, so that a relayer that does not answer holds up
+//! only its own questions. A sweep that
 //! is stopped half-way leaves nothing behind: each row is moved by one guarded save. Each finding is counted; a healthy
 //! system has none.
 
@@ -96,6 +97,17 @@ impl Sweep {
     }
 }
 
+/// The rows that a sweep looks at.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// All that are due.
+    All,
+    /// Those at the relayer in this place of the configuration.
+    Relayer(usize),
+    /// Those at relayers that are not configured.
+    Others,
+}
+
 /// Maximum number of rows in one sweep.
 const SWEEP_MAX: usize = 500;
 /// Maximum number of concurrent questions to relayers.
@@ -127,8 +139,13 @@ impl Reconciler {
     pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
         let mut sweeps = JoinSet::new();
         for sweep in Sweep::ALL {
-            let this = Arc::clone(&self);
-            sweeps.spawn(async move { this.repeat(sweep).await });
+            // A relayer that is slow must not delay the claims at the others.
+            let relayers = (0..self.pool.clients().len()).map(Part::Relayer).chain([Part::Others]);
+            let parts = if sweep == Sweep::Claims { relayers.collect() } else { vec![Part::All] };
+            for part in parts {
+                let this = Arc::clone(&self);
+                sweeps.spawn(async move { this.repeat(sweep, part).await });
+            }
         }
         shutdown.cancelled().await;
         sweeps.shutdown().await;
@@ -136,9 +153,13 @@ impl Reconciler {
 
     /// Runs one sweep once.
     pub async fn sweep(&self, sweep: Sweep) -> Result<(), StoreError> {
+        self.sweep_part(sweep, Part::All).await
+    }
+
+    async fn sweep_part(&self, sweep: Sweep, part: Part) -> Result<(), StoreError> {
         match sweep {
             Sweep::Heartbeat => self.guarded.store.heartbeat(&self.me, self.guarded.clock.now()).await,
-            Sweep::Claims => self.sweep_claims().await,
+            Sweep::Claims => self.sweep_claims(part).await,
             Sweep::Submitted => self.sweep_submitted().await,
             Sweep::Waiting => self.sweep_waiting().await,
             Sweep::DeadLetters => self.share_dead_letter_sweep().await,
@@ -160,13 +181,13 @@ impl Reconciler {
     }
 
     /// Repeats one sweep forever. A failure is logged once per outage.
-    async fn repeat(&self, sweep: Sweep) {
+    async fn repeat(&self, sweep: Sweep, part: Part) {
         let clock = &self.guarded.clock;
         let mut away = false;
         loop {
             let started = clock.instant();
             // A panic ends one run of the sweep, not the sweep.
-            let swept = AssertUnwindSafe(self.sweep(sweep)).catch_unwind().await.unwrap_or_else(|_| {
+            let swept = AssertUnwindSafe(self.sweep_part(sweep, part)).catch_unwind().await.unwrap_or_else(|_| {
                 error!(action = "sweep_panicked", sweep = sweep.name(), "a sweep panicked; it is run again");
                 Ok(())
             });
@@ -187,8 +208,18 @@ impl Reconciler {
         }
     }
 
-    async fn sweep_claims(&self) -> Result<(), StoreError> {
-        let rows = self.guarded.store.due(Due::Claimed, self.guarded.clock.now(), SWEEP_MAX).await?;
+    async fn sweep_claims(&self, part: Part) -> Result<(), StoreError> {
+        let mut rows = self.guarded.store.due(Due::Claimed, self.guarded.clock.now(), SWEEP_MAX).await?;
+        let clients = self.pool.clients();
+        rows.retain(|row| {
+            let at =
+                |client: &Arc<RelayerClient>| row.claim.as_ref().is_some_and(|claim| claim.relayer == *client.url());
+            match part {
+                Part::All => true,
+                Part::Relayer(index) => at(&clients[index]),
+                Part::Others => !clients.iter().any(at),
+            }
+        });
         self.unknown_outcomes.settle(rows).await
     }
 

@@ -16,8 +16,8 @@ use crate::clock::Clock;
 use crate::config::Timings;
 use crate::relay::chain::account::AccountTransaction;
 use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission};
-use crate::relay::reconcile::chain_check::ChainCheck;
-use crate::relay::reconcile::chain_owners::ClaimOnChain;
+use crate::relay::reconcile::chain_check::{CONTESTED, ChainCheck};
+use crate::relay::reconcile::chain_owners::{ClaimOnChain, Shown};
 use crate::relay::reconcile::relayer_list::{self, Coverage, RelayerListing};
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
 use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
@@ -63,7 +63,7 @@ impl UnresolvedClaim {
 
 /// What is known of a claim that its relayer's list does not settle.
 struct Evidence<'a> {
-    listing: &'a RelayerListing,
+    shown: Shown<'a>,
     /// Whether an equal claim exists at the same relayer.
     rivals: bool,
     /// A listed record of this call that belongs to no row, but may be an equal claim's.
@@ -154,13 +154,20 @@ impl UnknownOutcomes {
                 }
                 Ok(())
             }
-            Ok(listing) => {
+            Ok(mut listing) => {
+                let mut next_nonce = None;
+                if let Some(chain) = &self.chain {
+                    next_nonce = chain.next_nonce(&relayer).await?;
+                    // What the relayer has signed since the list was read is not on it.
+                    let calls: Vec<&Call> = cases.iter().map(|case| &case.row.call).collect();
+                    relayer_list::add_newest(&mut listing, &client, &calls, self.settings.question_timeout).await;
+                }
                 // Again: this process may have stood still while it read, and the relayer have deleted records meanwhile.
                 let cases = self.within_retention(cases).await?;
                 // Read after the list: a submission claimed later cannot be on it.
                 let claims = self.guarded.store.claimed(CLAIMS_COMPARED_MAX).await?;
                 for case in &cases {
-                    self.settle_one(case, &listing, &claims).await?;
+                    self.settle_one(case, Shown { listing: &listing, next_nonce }, &claims).await?;
                 }
                 Ok(())
             }
@@ -228,9 +235,10 @@ impl UnknownOutcomes {
     async fn settle_one(
         &self,
         unresolved: &UnresolvedClaim,
-        listing: &RelayerListing,
+        shown: Shown<'_>,
         claims: &[Transaction],
     ) -> Result<(), StoreError> {
+        let listing = shown.listing;
         let calls = absence_proof::rivals(&unresolved.row, claims);
         let rivals = if claims.len() < CLAIMS_COMPARED_MAX { EqualClaims::Calls(&calls) } else { EqualClaims::TooMany };
         let case = unresolved.case(listing, &self.guarded.clock, &self.guarded.timings);
@@ -257,7 +265,7 @@ impl UnknownOutcomes {
             return self.postpone(std::slice::from_ref(unresolved), "the clock jumped since the claim").await;
         }
         let contested = listing.first_free(case, &owned);
-        let evidence = Evidence { listing, rivals: rivals.any(), contested, unproven };
+        let evidence = Evidence { shown, rivals: rivals.any(), contested, unproven };
         if !self.chain_allows_resend(unresolved, case, &evidence).await? {
             return Ok(());
         }
@@ -334,7 +342,8 @@ impl UnknownOutcomes {
         case: LostSubmission<'_>,
         evidence: &Evidence<'_>,
     ) -> Result<bool, StoreError> {
-        let Evidence { listing, rivals, contested, unproven } = *evidence;
+        let Evidence { shown, rivals, contested, unproven } = *evidence;
+        let listing = shown.listing;
         let UnresolvedClaim { row, claim, .. } = unresolved;
         let one = std::slice::from_ref(unresolved);
         let Some(chain) = &self.chain else {
@@ -352,7 +361,7 @@ impl UnknownOutcomes {
             }
             return Ok(unproven.is_none());
         }
-        match (chain.claim(row, claim, Some(listing)).await?, contested) {
+        match (chain.claim(row, claim, Some(shown)).await?, contested) {
             // Of a transaction on the chain and a listed record the row takes the older one: an equal row that was claimed
             // later can only have the newer one.
             (ClaimOnChain::Executed(mined, from), record)
@@ -398,14 +407,16 @@ impl UnknownOutcomes {
         listing: Option<&RelayerListing>,
     ) -> Result<(), StoreError> {
         let same = |record: &&Report| record.nonce == Some(mined.nonce) && unresolved.row.call.is_still(record);
-        if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same))
-            && self.bind(unresolved, record).await?
-        {
+        if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same)) {
+            // The record of a mined transaction that belongs to another row: so does the transaction.
+            if !self.bind(unresolved, record).await? {
+                return self.postpone(std::slice::from_ref(unresolved), CONTESTED).await;
+            }
             return Ok(());
         }
         let Some(receipt) = chain.receipt(mined).await else { return Ok(()) };
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
-        let tx_id = RelayerTxId(format!("chain:{}", mined.hash));
+        let tx_id = mined.tx_id();
         let sender = from.to_checksum(None);
         let bind = |row: &Transaction| {
             let mut moved = row.bind(token, &tx_id, Some(&sender), "found on the chain", now, &self.guarded.timings)?;

@@ -199,6 +199,11 @@ impl RelayerClient {
         self.known_target(timeout).await.ok()?.address
     }
 
+    /// The address of its account as last listed. Nothing is asked.
+    pub fn known_address(&self) -> Option<Address> {
+        self.target.read().ok().and_then(|known| known.as_ref()?.address)
+    }
+
     /// The id of the chain that it sends to, asked through it. Another error than [`ChainId::NotTold`] may pass.
     pub async fn chain_id(&self, timeout: Duration) -> Result<ChainId, RelayerError> {
         let target = self.known_target(timeout).await?;
@@ -423,12 +428,10 @@ fn judge_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Submissi
         403 => SubmissionAnswer::NotTaken { why: NotTaken::Closed, detail: said() },
         429 => SubmissionAnswer::NotTaken { why: NotTaken::Busy(retry_after(headers)), detail: said() },
         401 | 404 => SubmissionAnswer::NotTaken { why: NotTaken::Fault, detail: said() },
-        // Never the relayer's own: something in between answers, and may have passed the request on.
-        300..=399 | 405 => SubmissionAnswer::Unknown { reason: said(), answered: true },
         // 408: the server gave up waiting for a request that it may have had. Of the 5xx, only 500 is the relayer's own.
-        // The others come from something in between (502 to 504, 520 to 530, 598), or from a handler that ran out of time:
-        // the work behind them may go on.
-        408 | 500.. => SubmissionAnswer::Unknown { reason: said(), answered: status.as_u16() == 500 },
+        // The others, 3xx and 405 come from something in between, which may have passed the request on, or from a handler
+        // that ran out of time: the work behind them may go on.
+        300..=399 | 405 | 408 | 500.. => SubmissionAnswer::Unknown { reason: said(), answered: status.as_u16() == 500 },
         _ => SubmissionAnswer::ClientError(said()),
     }
 }

@@ -103,6 +103,7 @@ impl Transaction {
             consumer: consumer.clone(),
             token,
             relayer: relayer.clone(),
+            account: None,
             at: now,
             unsent: true,
             unknown: None,

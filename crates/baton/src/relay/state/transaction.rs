@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use alloy_primitives::Address;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -172,6 +173,8 @@ pub struct Claim {
     pub token: Uuid,
     /// The relayer that the submission goes to.
     pub relayer: RelayerUrl,
+    /// The account that the relayer listed when the claim was made, if it listed one.
+    pub account: Option<Address>,
     /// The earliest time at which the submission can have begun.
     pub at: Timestamp,
     /// Whether nothing has been sent under this claim: its owner stores that it begins to send before it does.

@@ -62,6 +62,9 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// Which of these relayer transactions are, or ever were, bound to some row.
     async fn bound_among(&self, tx_ids: &[RelayerTxId]) -> Result<Vec<RelayerTxId>, StoreError>;
 
+    /// Makes a row the owner of a relayer's or the chain's transaction without binding it. `false` if another row owns it.
+    async fn take_record(&self, tx_id: &RelayerTxId, id: TransactionId) -> Result<bool, StoreError>;
+
     /// Saves a move, with its steps, if the row's version is one below; durable when it returns. A relayer
     /// transaction that another row already has is a [`StoreError::Conflict`].
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError>;

@@ -69,6 +69,7 @@ pub(super) struct RawRow {
     pub(super) relayer_says: Option<String>,
     pub(super) cancel_requested_at: Option<i64>,
     pub(super) claim_unsent: Option<[u8; 16]>,
+    pub(super) claim_account: Option<String>,
 }
 
 impl RawRow {
@@ -99,6 +100,7 @@ impl RawRow {
                 consumer: ConsumerId(consumer),
                 token: Uuid::from_bytes(token),
                 relayer: RelayerUrl(relayer),
+                account: self.claim_account.as_deref().and_then(|account| account.parse().ok()),
                 at: Timestamp(at),
                 // The token of the claim under which nothing was sent. A process of an earlier version does not write it,
                 // and may have sent.

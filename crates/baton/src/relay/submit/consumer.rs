@@ -309,7 +309,11 @@ impl Consumer {
         let claimed = self
             .guarded
             .update_from(row.clone(), |row| {
-                row.claim(&self.me, token, relayer, &chosen.because, now, &self.guarded.timings)
+                let mut moved = row.claim(&self.me, token, relayer, &chosen.because, now, &self.guarded.timings)?;
+                if let Some(claim) = &mut moved.transaction.claim {
+                    claim.account = chosen.client.known_address();
+                }
+                Ok(moved)
             })
             .await?;
         match claimed {

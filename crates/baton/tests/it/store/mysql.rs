@@ -42,7 +42,7 @@ async fn concurrent_migrations_apply_each_step_once() {
     let options = schema.options();
     let steps = join_all((0..4).map(|_| MySqlStore::migrate(&options))).await;
     let steps: usize = steps.into_iter().map(Result::unwrap).sum();
-    assert_eq!(steps, 11);
+    assert_eq!(steps, 12);
     assert_eq!(MySqlStore::migrate(&options).await.unwrap(), 0);
     MySqlStore::open(&options).await.unwrap();
 }
@@ -57,7 +57,7 @@ async fn an_interrupted_migration_is_completed() {
         if drop_column {
             sqlx::query("ALTER TABLE transactions DROP COLUMN block_number").execute(&mut connection).await.unwrap();
         }
-        assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 11);
+        assert_eq!(MySqlStore::migrate(&schema.options()).await.unwrap(), 12);
         let store = MySqlStore::open(&schema.options()).await.unwrap();
         store.timeline(TransactionId::generate()).await.unwrap();
         assert_eq!(store.get(TransactionId::generate()).await.unwrap(), None);

@@ -37,6 +37,9 @@ struct State {
 
 impl State {
     fn answer(self, method: &str, params: &Value) -> Value {
+        if method == "eth_chainId" {
+            return json!({ "result": "0x1" });
+        }
         let named = params[if method == "eth_getBlockByNumber" { 0 } else { 1 }].as_str().unwrap();
         let block = number(&json!(named)).unwrap_or(self.head);
         let mined = self.mined.filter(|mined| *mined <= block);
@@ -87,10 +90,14 @@ fn reader(urls: &str, node: impl Transport + 'static) -> AccountReader {
 }
 
 fn reader_at(clock: Clock, urls: &str, node: impl Transport + 'static) -> AccountReader {
+    reader_of(clock, urls, None, node)
+}
+
+fn reader_of(clock: Clock, urls: &str, chain_id: Option<u64>, node: impl Transport + 'static) -> AccountReader {
     let config = ChainConfig {
         rpc_url: Secret::new(urls),
         rpc_timeout: Duration::from_secs(1),
-        chain_id: None,
+        chain_id,
         preflight: false,
         gasless: crate::config::GaslessPolicy { allow_value: false, gas_max: 2_000_000, preflight: false },
         forwarder: None,
@@ -112,6 +119,10 @@ struct HandClock {
 impl HandClock {
     fn new() -> Self {
         Self { started: Instant::now(), passed: watch::Sender::new(Duration::ZERO) }
+    }
+
+    fn elapsed_since(&self, earlier: Instant) -> Duration {
+        self.instant() - earlier
     }
 
     fn pass(&self, span: Duration) {
@@ -288,6 +299,38 @@ async fn an_endpoint_with_an_old_newest_block_is_left_for_one_with_a_newer() {
     }
 }
 
+/// The account has another history on another chain, in which its calls seem never to have been made.
+#[tokio::test]
+async fn an_endpoint_on_another_chain_is_never_used_although_it_is_the_only_one_that_answers() {
+    let other = State { head: 1_000, mined: None, historical: true };
+    for chain_id in [None, Some(1)] {
+        // Whether the first endpoint follows the chain, has stopped, or is away.
+        let first_is = Arc::new(AtomicUsize::new(0));
+        let state = Arc::clone(&first_is);
+        let nodes = Nodes::of(move |url: &str, method: &str, params: &Value| match url.contains("first") {
+            true if state.load(Ordering::Relaxed) == 2 => Err(TransportFailure::NoConnection),
+            true => Ok((200, STEADY.answer(method, params))),
+            false if method == "eth_chainId" => Ok((200, json!({ "result": "0x2" }))),
+            false => Ok((200, other.answer(method, params))),
+        });
+        let asked = Arc::clone(&nodes.asked);
+        let clock = HandClock::new();
+        clock.pass(Duration::from_secs(STEADY.head * BLOCK_TIME));
+        let reader = reader_of(Clock::new(clock.clone()), "http://first,http://second", chain_id, nodes);
+        assert_eq!(reader.history(ACCOUNT, SINCE).await.unwrap().count, 1);
+        clock.pass(Duration::from_secs(3_600));
+        let stuck = reader.history(ACCOUNT, SINCE).await.unwrap();
+        assert_eq!((stuck.head, stuck.count), (STEADY.head, 1), "{chain_id:?}");
+        first_is.store(2, Ordering::Relaxed);
+        for _ in 0..3 {
+            assert!(reader.history(ACCOUNT, SINCE).await.is_err(), "{chain_id:?}");
+            clock.pass(PAUSE);
+        }
+        let ids = asked.lock().unwrap().iter().filter(|asked| asked.contains("eth_chainId")).count();
+        assert!(ids >= 2, "each endpoint is asked");
+    }
+}
+
 /// A node that is behind may answer for a block that it does not have with its newest state.
 #[tokio::test]
 async fn final_blocks_that_were_misread_are_read_again() {
@@ -324,7 +367,7 @@ async fn a_used_nonce_without_its_transaction_gives_no_history() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_not_read_again_at_each_look() {
+async fn what_would_not_be_kept_is_not_read() {
     let many = KEPT_MAX as u64 + 1;
     let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
         let mut answer = State { mined: Some(15), head: 40, historical: true }.answer(method, params);
@@ -348,7 +391,101 @@ async fn what_is_not_kept_is_not_read_again_at_each_look() {
         assert!(reader.history(ACCOUNT, SINCE).await.is_err());
     }
     let whole = asked.lock().unwrap().iter().filter(|asked| asked.contains("0xf\",true")).count();
-    assert_eq!(whole, 1, "the long block is read once");
+    assert_eq!(whole, 0, "the counts tell");
+}
+
+/// One transaction in each block after this one.
+const QUIET_UNTIL: u64 = 20;
+const BUSY_HEAD: u64 = 400;
+
+fn busy(method: &str, params: &Value) -> Value {
+    let named = params[if method == "eth_getBlockByNumber" { 0 } else { 1 }].as_str().unwrap();
+    let block = number(&json!(named)).unwrap_or(BUSY_HEAD);
+    match method {
+        "eth_getTransactionCount" => json!({ "result": format!("{:#x}", block.saturating_sub(QUIET_UNTIL)) }),
+        "eth_getBlockByNumber" => {
+            let made = |block| {
+                let mut made = transaction(block);
+                made["nonce"] = json!(format!("{:#x}", block - QUIET_UNTIL - 1));
+                made
+            };
+            let transactions: Vec<Value> = (block > QUIET_UNTIL).then(|| made(block)).into_iter().collect();
+            let (number, at) = (format!("{block:#x}"), format!("{:#x}", block * BLOCK_TIME));
+            let hash = B256::from(U256::from(block));
+            json!({ "result": { "number": number, "hash": hash, "timestamp": at, "transactions": transactions } })
+        }
+        _ => unreachable!("{method} is not asked for"),
+    }
+}
+
+fn blocks_read(asked: &Mutex<Vec<String>>) -> usize {
+    asked.lock().unwrap().iter().filter(|asked| asked.contains("\",true]")).count()
+}
+
+#[tokio::test]
+async fn a_reading_that_fails_goes_on_where_it_ended() {
+    // Back from what is known, and on from there.
+    for known_since in [None, Some(380)] {
+        let clock = HandClock::new();
+        clock.pass(Duration::from_secs(BUSY_HEAD * BLOCK_TIME));
+        let failing = Arc::new(AtomicUsize::new(0));
+        let fails = Arc::clone(&failing);
+        let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
+            let at_half_way = method == "eth_getBlockByNumber" && params == &json!(["0xc8", true]);
+            match at_half_way && fails.fetch_add(1, Ordering::Relaxed) == 0 {
+                true => Err(TransportFailure::Lost),
+                false => Ok((200, busy(method, params))),
+            }
+        });
+        let asked = Arc::clone(&nodes.asked);
+        let reader = reader_at(Clock::new(clock.clone()), "http://node", nodes);
+        if let Some(block) = known_since {
+            let since = Timestamp(0) + Duration::from_secs(block * BLOCK_TIME);
+            reader.history(ACCOUNT, since).await.unwrap();
+        }
+        assert!(reader.history(ACCOUNT, SINCE).await.is_err());
+        clock.pass(PAUSE);
+        let history = reader.history(ACCOUNT, SINCE).await.unwrap();
+        assert_eq!(history.transactions.len() as u64, BUSY_HEAD - QUIET_UNTIL);
+        // Each block once, and again those of the part that failed and the newest ones.
+        let most = (BUSY_HEAD - QUIET_UNTIL) as usize + 50;
+        let read = blocks_read(&asked);
+        assert!(read <= most, "{read} blocks are read, {most} are enough");
+    }
+}
+
+#[tokio::test]
+async fn a_reading_that_takes_long_is_divided() {
+    for historical in [true, false] {
+        let clock = HandClock::new();
+        clock.pass(Duration::from_secs(BUSY_HEAD * BLOCK_TIME));
+        let passes = clock.clone();
+        let nodes = Nodes::of(move |_: &str, method: &str, params: &Value| {
+            passes.pass(Duration::from_millis(100));
+            let old = method == "eth_getTransactionCount" && params[1].as_str().unwrap().starts_with("0x");
+            if old && !historical {
+                return Ok((200, json!({ "error": { "code": -32_000, "message": "missing trie node" } })));
+            }
+            Ok((200, busy(method, params)))
+        });
+        let reader = reader_at(Clock::new(clock.clone()), "http://node", nodes);
+        let mut looks = 0;
+        let found = loop {
+            let started = clock.instant();
+            let history = reader.history(ACCOUNT, SINCE).await;
+            looks += 1;
+            // The newest blocks, and a part that has begun.
+            let took = clock.elapsed_since(started);
+            assert!(took <= READ_MAX * 2, "{took:?}");
+            match history {
+                Ok(history) => break history.transactions.len() as u64,
+                Err(error) => assert!(error.to_string().contains("still being read"), "{error}"),
+            }
+            assert!(looks < 50, "it comes to an end");
+        };
+        assert_eq!(found, BUSY_HEAD - QUIET_UNTIL);
+        assert!(looks > 2, "{looks}");
+    }
 }
 
 #[tokio::test]

@@ -35,7 +35,7 @@ fn each_status_maps_to_what_it_proves() {
             "{status}"
         );
     }
-    for status in [505, 522, 524, 530, 598, 599] {
+    for status in [302, 307, 405, 505, 522, 524, 530, 598, 599] {
         assert!(matches!(judged(status, ""), SubmissionAnswer::Unknown { answered: false, .. }), "{status}");
     }
     for status in [409, 413, 422] {

@@ -23,7 +23,7 @@ macro_rules! columns {
          claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, \
          claim_absent_since, oz_relayer_url, ozRelayerTxId, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
          attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
-         block_number, relayer_says, cancel_requested_at, claim_unsent"
+         block_number, relayer_says, cancel_requested_at, claim_unsent, claim_account"
     };
 }
 pub(super) use columns;
@@ -48,7 +48,7 @@ const UNCHANGING: usize = 6;
 
 /// An insert of `rows` rows; takes [`bind_row`] of each.
 pub(super) fn insert(rows: usize) -> String {
-    const ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    const ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let values = vec![ROW; rows].join(", ");
     format!(concat!("INSERT INTO transactions (", columns!(), ") VALUES {}"), values)
 }
@@ -169,6 +169,7 @@ pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Sta
         .bind(row.relayer_says.as_ref().map(ToString::to_string))
         .bind(at(row.cancel_requested_at))
         .bind(claim.filter(|claim| claim.unsent).map(|claim| claim.token.as_bytes().as_slice()))
+        .bind(claim.and_then(|claim| claim.account).map(|account| account.to_checksum(None)))
 }
 
 /// Reads a row back. The outer error is the driver's: the columns are not what this program expects.
@@ -212,6 +213,7 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
         relayer_says: row.try_get_unchecked(36)?,
         cancel_requested_at: at(37)?,
         claim_unsent: unsent.and_then(|token| <[u8; 16]>::try_from(token).ok()),
+        claim_account: row.try_get(39)?,
     };
     Ok(raw.read().map(as_queued))
 }

@@ -13,7 +13,7 @@ use crate::relay::store::StoreError;
 use crate::timestamp::Timestamp;
 
 /// The migrations, in order; the version is the place in this list.
-const MIGRATIONS: [&str; 11] = [
+const MIGRATIONS: [&str; 12] = [
     include_str!("../../../../migrations/mysql/0001_init.sql"),
     include_str!("../../../../migrations/mysql/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/mysql/0003_block_number.sql"),
@@ -25,6 +25,7 @@ const MIGRATIONS: [&str; 11] = [
     include_str!("../../../../migrations/mysql/0009_list_by_creation.sql"),
     include_str!("../../../../migrations/mysql/0010_client_webhooks.sql"),
     include_str!("../../../../migrations/mysql/0011_list_by_status_and_type.sql"),
+    include_str!("../../../../migrations/mysql/0012_claim_account.sql"),
 ];
 
 /// A large table takes its time to change.

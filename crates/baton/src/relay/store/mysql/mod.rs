@@ -281,6 +281,23 @@ impl TransactionStore for MySqlStore {
         Ok(bound)
     }
 
+    async fn take_record(&self, tx_id: &RelayerTxId, transaction: TransactionId) -> Result<bool, StoreError> {
+        let taken = self.pool.transact(work!(connection => {
+            sqlx::query("INSERT IGNORE INTO relayer_transactions (transaction_id, relayer_tx_id) VALUES (?, ?)")
+                .bind(id(transaction))
+                .bind(&tx_id.0)
+                .execute(&mut *connection)
+                .await?;
+            let owner: String = sqlx::query("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?")
+                .bind(&tx_id.0)
+                .fetch_one(connection)
+                .await?
+                .try_get(0)?;
+            Ok(End::Keep(parse_id(&owner) == Some(transaction)))
+        }));
+        taken.await
+    }
+
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
         self.saves.put(moved.clone()).await
     }

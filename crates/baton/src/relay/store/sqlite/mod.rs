@@ -23,7 +23,7 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter};
 
 use self::columns::{COLUMNS, changes, insert, raw_row, update};
 use self::idempotency_keys::key_owner;
-use self::statements::{RecordOwner, accept, add_step, has_early, records_are_free, take_record};
+use self::statements::{RecordOwner, accept, add_step, has_early, own_record, records_are_free, take_record};
 use super::row::{PAGE_BYTES_MAX, RawRow};
 use super::{
     Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
@@ -44,7 +44,7 @@ pub struct SqliteStore {
 }
 
 /// The migrations, in order; the schema version is the number of applied ones.
-const MIGRATIONS: [&str; 11] = [
+const MIGRATIONS: [&str; 12] = [
     include_str!("../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../migrations/sqlite/0002_gasless_nonces.sql"),
     include_str!("../../../../migrations/sqlite/0003_block_number.sql"),
@@ -56,6 +56,7 @@ const MIGRATIONS: [&str; 11] = [
     include_str!("../../../../migrations/sqlite/0009_list_by_creation.sql"),
     include_str!("../../../../migrations/sqlite/0010_client_webhooks.sql"),
     include_str!("../../../../migrations/sqlite/0011_list_by_status_and_type.sql"),
+    include_str!("../../../../migrations/sqlite/0012_claim_account.sql"),
 ];
 
 impl SqliteStore {
@@ -320,6 +321,12 @@ impl TransactionStore for SqliteStore {
             Ok(bound)
         })
         .await
+    }
+
+    async fn take_record(&self, tx_id: &RelayerTxId, id: TransactionId) -> Result<bool, StoreError> {
+        let tx_id = tx_id.clone();
+        let owner = self.write(move |connection| own_record(connection, &tx_id, id));
+        Ok(owner.await? != RecordOwner::OtherRow)
     }
 
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::columns::insert;
 use super::idempotency_keys::{earlier_request, take_key};
-use crate::relay::state::transaction::{Step, Transaction, TransactionId};
+use crate::relay::state::transaction::{RelayerTxId, Step, Transaction, TransactionId};
 use crate::relay::store::row::timeline_max;
 use crate::relay::store::{Accepted, IdempotencyKey};
 use crate::timestamp::Timestamp;
@@ -71,11 +71,22 @@ pub(super) enum RecordOwner {
 
 /// Makes a bound row the owner of its relayer transaction unless another row owns it.
 pub(super) fn take_record(connection: &Connection, row: &Transaction) -> Result<RecordOwner, rusqlite::Error> {
-    let Some(binding) = &row.binding else { return Ok(RecordOwner::None) };
-    let id = row.id.0.as_bytes();
+    match &row.binding {
+        Some(binding) => own_record(connection, &binding.tx_id, row.id),
+        None => Ok(RecordOwner::None),
+    }
+}
+
+/// Makes a row the owner of a relayer transaction unless another row owns it.
+pub(super) fn own_record(
+    connection: &Connection,
+    tx_id: &RelayerTxId,
+    id: TransactionId,
+) -> Result<RecordOwner, rusqlite::Error> {
+    let id = id.0.as_bytes();
     let owner: Option<[u8; 16]> = connection
         .prepare_cached("SELECT transaction_id FROM relayer_transactions WHERE relayer_tx_id = ?1")?
-        .query_row([&binding.tx_id.0], |row| row.get(0))
+        .query_row([&tx_id.0], |row| row.get(0))
         .optional()?;
     match owner {
         Some(owner) if owner == *id => Ok(RecordOwner::Known),
@@ -83,7 +94,7 @@ pub(super) fn take_record(connection: &Connection, row: &Transaction) -> Result<
         None => {
             connection
                 .prepare_cached("INSERT INTO relayer_transactions (relayer_tx_id, transaction_id) VALUES (?1, ?2)")?
-                .execute(params![binding.tx_id.0, id])?;
+                .execute(params![tx_id.0, id])?;
             Ok(RecordOwner::New)
         }
     }
