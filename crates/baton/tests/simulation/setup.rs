@@ -298,7 +298,6 @@ impl Mutation {
                 | Self::NoUnprovenWait
                 | Self::IgnoresTaken
                 | Self::ReroutesOnWebhook
-                | Self::TrustsAnyList
                 | Self::BelievesUnsigned
                 | Self::IgnoresPool
                 | Self::RevertsAtOnce
