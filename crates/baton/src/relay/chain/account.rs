@@ -6,6 +6,7 @@
 //! and shared between rows.
 
 mod blocks;
+mod kept;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex as AsyncMutex;
 
 use self::blocks::Block;
+use self::kept::{Account, Tail};
 use super::{Chain, ChainError, bytes, number};
 use crate::clock::Clock;
 use crate::relay::request::call::Call;
@@ -96,71 +98,6 @@ pub struct AccountReader {
     /// When known blocks were made. A replaced block's time differs by seconds, which does not matter here.
     block_times: Mutex<BTreeMap<u64, Timestamp>>,
     limits: Mutex<Limits>,
-}
-
-/// What is known of an account.
-#[derive(Default)]
-struct Account {
-    /// The range of final blocks that was read: after `since`, up to and including `until`.
-    range: Option<(u64, u64)>,
-    /// The account's transaction count at the end of the range, where the node keeps history.
-    count: Option<u64>,
-    /// The newest block of which a transaction was dropped, to bound what is kept.
-    dropped: u64,
-    transactions: BTreeMap<u64, AccountTransaction>,
-    /// The blocks after the final ones, as long as the head is the same.
-    tail: Option<Tail>,
-}
-
-impl Account {
-    /// A node that was behind, or on another branch, has left a gap in what is kept: it is read again.
-    fn misread(&mut self) -> ChainError {
-        *self = Self::default();
-        ChainError::Unreadable("its final blocks and the account's transaction count disagree")
-    }
-
-    /// Compares the count at the end of the range with what a node says now.
-    fn expect_count(&mut self, count: Option<u64>) -> Result<(), ChainError> {
-        if self.count.zip(count).is_some_and(|(known, count)| known != count) {
-            return Err(self.misread());
-        }
-        self.count = count;
-        Ok(())
-    }
-
-    /// Adds the transactions of the blocks after `since`, up to the beginning of the range.
-    fn keep_older(&mut self, found: Vec<AccountTransaction>, since: u64) {
-        self.range = self.range.map(|(_, until)| (since, until));
-        self.keep(found);
-    }
-
-    /// Adds the transactions of the blocks after the range, up to `until`, where the account's count is this one.
-    fn keep_newer(&mut self, found: Vec<AccountTransaction>, until: u64, count: Option<u64>) {
-        self.range = self.range.map(|(since, _)| (since, until));
-        self.count = count;
-        self.keep(found);
-    }
-
-    fn keep(&mut self, found: Vec<AccountTransaction>) {
-        self.transactions.extend(found.into_iter().map(|transaction| (transaction.nonce, transaction)));
-        while self.transactions.len() > KEPT_MAX {
-            if let Some((_, dropped)) = self.transactions.pop_first() {
-                self.range = self.range.map(|(since, until)| (since.max(dropped.block), until));
-                self.dropped = dropped.block;
-            }
-        }
-    }
-}
-
-/// An account's transactions in the blocks that are not final yet.
-struct Tail {
-    /// Hash of the newest block.
-    head: B256,
-    transactions: Vec<AccountTransaction>,
-    count: u64,
-    count_final: u64,
-    /// Whether the node keeps historical state.
-    historical: bool,
 }
 
 struct Limits {

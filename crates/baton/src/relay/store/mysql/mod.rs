@@ -9,6 +9,8 @@ mod accept;
 mod attempt_record;
 mod clock;
 mod columns;
+mod counts;
+mod early_webhooks;
 mod forget;
 mod get;
 mod idempotency_keys;
@@ -20,6 +22,7 @@ mod notifications;
 mod outbox;
 mod outcome;
 mod pool;
+mod relayer_evidence;
 mod relayer_rows;
 mod requeue;
 mod save;
@@ -38,15 +41,13 @@ use self::columns::{columns, datetime, id, milliseconds, parse_id, read_row, siz
 use self::outcome::{End, is_duplicate, work};
 use self::pool::Pool;
 use self::values::{Value, bind_all};
-use super::row::{EARLY_WEBHOOKS_MAX, PAGE_BYTES_MAX, timeline_max};
+use super::row::{PAGE_BYTES_MAX, timeline_max};
 use super::{
     Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
     Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
-use crate::relay::state::transaction::{
-    ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
-};
+use crate::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
 use crate::relay::store::coalescer::Coalescer;
 use crate::relay::store::notifications::OrphanedEventScan;
 use crate::timestamp::Timestamp;
@@ -389,40 +390,15 @@ impl TransactionStore for MySqlStore {
         before: Timestamp,
         max: usize,
     ) -> Result<Vec<BoundRecord>, StoreError> {
-        const SQL: &str = "SELECT ozRelayerTxId, bound_at, sender FROM transactions FORCE INDEX (transactions_bound_at) \
-             WHERE oz_relayer_url = ? AND bound_at < ? AND ozRelayerTxId IS NOT NULL AND imported = 0 \
-             AND ozRelayerTxId NOT LIKE 'chain:%' ORDER BY bound_at DESC LIMIT ?";
-        let values = &[Value::Text(relayer.0.clone()), Value::from(before), Value::from(max)];
-        self.pool
-            .read(work!(connection => {
-                let rows = bind_all(sqlx::query(SQL), values).fetch_all(connection).await?;
-                let read = |row: &MySqlRow| {
-                    let at = Timestamp(milliseconds(row.try_get(1)?));
-                    Ok(BoundRecord { tx_id: RelayerTxId(row.try_get(0)?), at, account: row.try_get(2)? })
-                };
-                rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()
-            }))
-            .await
+        self.records_bound_before(relayer, before, max).await
     }
 
     async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError> {
-        const SQL: &str = concat!(
-            "SELECT ",
-            columns!(),
-            " FROM transactions FORCE INDEX (transactions_due) WHERE waits_for = 'bound' AND oz_relayer_url = ? LIMIT ?"
-        );
-        self.rows(SQL, &[Value::Text(relayer.0.clone()), Value::from(max)]).await
+        self.rows_open_at(relayer, max).await
     }
 
     async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
-        const SQL: &str = "SELECT COUNT(*) FROM transactions WHERE in_doubt = 1 AND waits_for = 'bound' \
-             AND forgotten_since >= ? AND oz_relayer_url = ? AND TIMESTAMPDIFF(SECOND, bound_at, forgotten_since) < ?";
-        let values = &[Value::from(since), Value::Text(relayer.0.clone()), Value::Count(kept.as_secs())];
-        let counted: i64 = self
-            .pool
-            .read(work!(connection => bind_all(sqlx::query(SQL), values).fetch_one(connection).await?.try_get(0)))
-            .await?;
-        Ok(u64::try_from(counted).unwrap_or(0))
+        self.count_forgotten_at(relayer, since, kept).await
     }
 
     async fn nonce_owners(
@@ -430,89 +406,15 @@ impl TransactionStore for MySqlStore {
         relayer: &RelayerUrl,
         nonces: &[u64],
     ) -> Result<Vec<(u64, TransactionId)>, StoreError> {
-        let mut owners = Vec::new();
-        for some in nonces.chunks(ASKED_MAX) {
-            let places = vec!["?"; some.len()].join(", ");
-            let sql = format!(
-                "SELECT relayer_nonce, id FROM transactions WHERE oz_relayer_url = ? AND relayer_nonce IN ({places})"
-            );
-            let sql = sql.as_str();
-            let found = self
-                .pool
-                .read(work!(connection => {
-                    let mut statement = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(&relayer.0);
-                    for nonce in some {
-                        statement = statement.bind(*nonce);
-                    }
-                    let rows = statement.fetch_all(connection).await?;
-                    let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get::<u64, _>(0)?, row.try_get::<String, _>(1)?));
-                    rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()
-                }))
-                .await?;
-            owners.extend(found.into_iter().filter_map(|(nonce, id)| Some((nonce, parse_id(&id)?))));
-        }
-        Ok(owners)
+        self.owners_of_nonces(relayer, nonces).await
     }
 
     async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
-        self.pool.transact(work!(connection => {
-            let kept = sqlx::query(
-                "INSERT INTO early_webhooks (relayer_tx_id, seq, received_at, record) \
-                 SELECT ?, next.seq, ?, ? \
-                 FROM (SELECT COALESCE(MAX(seq), 0) + 1 AS seq FROM early_webhooks WHERE relayer_tx_id = ?) AS next \
-                 WHERE next.seq <= ?",
-            )
-            .bind(&tx_id.0)
-            .bind(datetime(now))
-            .bind(record)
-            .bind(&tx_id.0)
-            .bind(EARLY_WEBHOOKS_MAX)
-            .execute(connection)
-            .await;
-            match kept {
-                Ok(_) => Ok(End::Keep(())),
-                // Another webhook for the same transaction took the number.
-                Err(error) if is_duplicate(&error) => Ok(End::Again(error)),
-                Err(error) => Err(error),
-            }
-        })).await?;
-        // A bind that is not committed yet may have looked for early webhooks before this one was stored. It holds a lock
-        // on its record: wait for that commit, so that the caller finds the bind afterwards.
-        let wait = self.pool.read(work!(connection => {
-            sqlx::query("SELECT 1 FROM relayer_transactions WHERE relayer_tx_id = ? LOCK IN SHARE MODE")
-                .bind(&tx_id.0)
-                .fetch_all(connection)
-                .await
-        }));
-        wait.await.map(drop)
+        self.store_early_webhook(tx_id, record, now).await
     }
 
     async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
-        // Early webhooks are rare: read without a lock first.
-        let some = self.pool.read(work!(connection => {
-            sqlx::query("SELECT 1 FROM early_webhooks WHERE relayer_tx_id = ? LIMIT 1")
-                .bind(&tx_id.0)
-                .fetch_all(connection)
-                .await
-        }));
-        if some.await?.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.pool
-            .transact(work!(connection => {
-                let rows =
-                    sqlx::query("SELECT record FROM early_webhooks WHERE relayer_tx_id = ? ORDER BY seq FOR UPDATE")
-                        .bind(&tx_id.0)
-                        .fetch_all(&mut *connection)
-                        .await?;
-                sqlx::query("DELETE FROM early_webhooks WHERE relayer_tx_id = ?")
-                    .bind(&tx_id.0)
-                    .execute(connection)
-                    .await?;
-                let records = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?;
-                Ok(End::Keep(records))
-            }))
-            .await
+        self.remove_early_webhooks(tx_id).await
     }
 
     async fn forget(&self, before: Timestamp) -> Result<u64, StoreError> {
@@ -552,43 +454,7 @@ impl TransactionStore for MySqlStore {
     }
 
     async fn counts(&self) -> Result<TransactionCounts, StoreError> {
-        let read = self.pool.read(work!(connection => {
-            // Forced, because MariaDB reads the whole table while its statistics are old.
-            const BY_STATUS: &str =
-                "SELECT COUNT(*) FROM transactions FORCE INDEX (transactions_status) WHERE status = ?";
-            let pending = count(connection, BY_STATUS, Some(Status::Pending)).await?;
-            let submitted = count(connection, BY_STATUS, Some(Status::Submitted)).await?;
-            // The first of each kind: the index has them in the order of their creation.
-            let oldest = sqlx::query(
-                "(SELECT createdAt AS oldest FROM transactions FORCE INDEX (transactions_status) \
-                  WHERE status = 'pending' AND type = 'direct' ORDER BY createdAt LIMIT 1) UNION ALL \
-                 (SELECT createdAt AS oldest FROM transactions FORCE INDEX (transactions_status) \
-                  WHERE status = 'pending' AND type = 'gasless' ORDER BY createdAt LIMIT 1) ORDER BY oldest LIMIT 1",
-            )
-            .fetch_optional(&mut *connection)
-            .await?;
-            Ok(TransactionCounts {
-                open: vec![(Status::Pending, pending), (Status::Submitted, submitted)],
-                oldest_pending: oldest.as_ref().map(|row| moment(row, 0)).transpose()?,
-                claims: count(connection, "SELECT COUNT(*) FROM transactions WHERE waits_for = 'claimed'", None)
-                    .await?,
-                claims_outcome_unknown: count(
-                    connection,
-                    "SELECT COUNT(*) FROM transactions \
-                     WHERE in_doubt = 1 AND claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
-                    None,
-                )
-                .await?,
-                forgotten: count(
-                    connection,
-                    "SELECT COUNT(*) FROM transactions \
-                     WHERE in_doubt = 1 AND status = 'submitted' AND forgotten_since IS NOT NULL",
-                    None,
-                )
-                .await?,
-            })
-        }));
-        read.await
+        self.count_rows().await
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
@@ -633,19 +499,6 @@ async fn add_step(
     .execute(connection)
     .await?;
     Ok(())
-}
-
-async fn count(
-    connection: &mut MySqlConnection,
-    sql: &'static str,
-    status: Option<Status>,
-) -> Result<u64, sqlx::Error> {
-    let mut statement = sqlx::query(sql);
-    if let Some(status) = status {
-        statement = statement.bind(status.name());
-    }
-    let counted: i64 = statement.fetch_one(connection).await?.try_get(0)?;
-    Ok(u64::try_from(counted).unwrap_or(0))
 }
 
 fn moment(row: &MySqlRow, index: usize) -> Result<Timestamp, sqlx::Error> {

@@ -3,11 +3,16 @@
 
 mod attempt_record;
 mod columns;
+mod counts;
+mod early_webhooks;
 mod forget;
 mod idempotency_keys;
+mod lease;
 mod list;
+mod nonces;
 mod notifications;
 mod outbox;
+mod relayer_evidence;
 mod relayer_rows;
 mod requeue;
 mod statements;
@@ -30,9 +35,7 @@ use super::{
     RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
-use crate::relay::state::transaction::{
-    ConsumerId, Moved, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
-};
+use crate::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
 use crate::relay::store::notifications::OrphanedEventScan;
 use crate::timestamp::Timestamp;
 
@@ -229,38 +232,15 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn nonce_holder(&self, signer: Signer, nonce: u64) -> Result<Option<Transaction>, StoreError> {
-        let sql = format!(
-            "SELECT {COLUMNS} FROM transactions \
-             WHERE id = (SELECT transaction_id FROM gasless_nonces WHERE signer = ?1 AND nonce = ?2)"
-        );
-        self.one(sql, vec![Box::new(signer.to_string()), Box::new(nonce)]).await
+        self.holder_of_nonce(signer, nonce).await
     }
 
     async fn last_nonce(&self, signer: Signer) -> Result<Option<u64>, StoreError> {
-        self.read(move |connection| {
-            connection
-                .prepare_cached(
-                    "SELECT taken.nonce FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
-                     WHERE taken.signer = ?1 AND status <> 'failed' ORDER BY taken.nonce DESC LIMIT 1",
-                )?
-                .query_row([signer.to_string()], |row| row.get(0))
-                .optional()
-        })
-        .await
+        self.last_taken_nonce(signer).await
     }
 
     async fn withdrawn_nonce(&self, signer: Signer, from: u64) -> Result<Option<u64>, StoreError> {
-        self.read(move |connection| {
-            connection
-                .prepare_cached(
-                    "SELECT taken.nonce FROM gasless_nonces AS taken JOIN transactions ON id = taken.transaction_id \
-                     WHERE taken.signer = ?1 AND taken.nonce >= ?2 AND status = 'failed' AND failed_by = 'intake' \
-                     ORDER BY taken.nonce LIMIT 1",
-                )?
-                .query_row(params![signer.to_string(), from], |row| row.get(0))
-                .optional()
-        })
-        .await
+        self.first_withdrawn_nonce(signer, from).await
     }
 
     async fn record_failed_forward(&self, digest: [u8; 32], now: Timestamp) -> Result<(), StoreError> {
@@ -395,24 +375,7 @@ impl TransactionStore for SqliteStore {
         until: Timestamp,
         max: usize,
     ) -> Result<Vec<Transaction>, StoreError> {
-        // An idle system writes nothing.
-        let any = self.due(kind, now, 1).await?;
-        if any.is_empty() {
-            return Ok(Vec::new());
-        }
-        let condition = due_condition(kind);
-        let sql = format!(
-            "UPDATE transactions SET check_at = ?1 WHERE id IN \
-             (SELECT id FROM transactions WHERE {condition} AND check_at <= ?2 ORDER BY check_at LIMIT ?3) \
-             RETURNING {COLUMNS}"
-        );
-        let max = i64::try_from(max).unwrap_or(i64::MAX);
-        let rows = self.write(move |connection| {
-            let mut statement = connection.prepare_cached(&sql)?;
-            let rows = statement.query_map(params![until.0, now.0, max], raw_row)?;
-            rows.collect::<Result<Vec<_>, _>>()
-        });
-        Ok(readable(rows.await?))
+        self.lease_due_rows(kind, now, until, max).await
     }
 
     async fn lease_sweep(
@@ -422,16 +385,7 @@ impl TransactionStore for SqliteStore {
         now: Timestamp,
         until: Timestamp,
     ) -> Result<bool, StoreError> {
-        self.write(move |connection| {
-            let taken = connection
-                .prepare_cached(
-                    "INSERT INTO sweep_leases (sweep, until) VALUES (?1, ?2) \
-                     ON CONFLICT (sweep) DO UPDATE SET until = ?2 WHERE until <= ?3 OR until = ?4",
-                )?
-                .execute(params![sweep, until.0, now.0, held.map(|held| held.0)])?;
-            Ok(taken > 0)
-        })
-        .await
+        self.lease_sweep_turn(sweep, held, now, until).await
     }
 
     async fn claimed(&self, max: usize) -> Result<Vec<Transaction>, StoreError> {
@@ -446,41 +400,15 @@ impl TransactionStore for SqliteStore {
         before: Timestamp,
         max: usize,
     ) -> Result<Vec<BoundRecord>, StoreError> {
-        let (relayer, max) = (relayer.0.clone(), i64::try_from(max).unwrap_or(i64::MAX));
-        self.read(move |connection| {
-            let mut statement = connection.prepare_cached(
-                "SELECT relayer_tx_id, bound_at, sender FROM transactions \
-                 WHERE relayer_url = ?1 AND bound_at < ?2 AND relayer_tx_id IS NOT NULL AND imported = 0 \
-                 AND relayer_tx_id NOT LIKE 'chain:%' ORDER BY bound_at DESC LIMIT ?3",
-            )?;
-            let records = statement.query_map(params![relayer, before.0, max], |row| {
-                Ok(BoundRecord { tx_id: RelayerTxId(row.get(0)?), at: Timestamp(row.get(1)?), account: row.get(2)? })
-            })?;
-            records.collect()
-        })
-        .await
+        self.records_bound_before(relayer, before, max).await
     }
 
     async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError> {
-        let sql = format!(
-            "SELECT {COLUMNS} FROM transactions INDEXED BY transactions_due_bound WHERE claim_consumer IS NULL \
-             AND relayer_tx_id IS NOT NULL AND check_at IS NOT NULL AND relayer_url = ?1 LIMIT ?2"
-        );
-        self.rows(sql, vec![Box::new(relayer.0.clone()), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
+        self.rows_open_at(relayer, max).await
     }
 
     async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
-        let (relayer, kept) = (relayer.0.clone(), i64::try_from(kept.as_millis()).unwrap_or(i64::MAX));
-        self.read(move |connection| {
-            connection
-                .prepare_cached(
-                    "SELECT COUNT(*) FROM transactions INDEXED BY transactions_forgotten \
-                     WHERE status = 'submitted' AND forgotten_since IS NOT NULL AND forgotten_since >= ?2 \
-                     AND relayer_url = ?1 AND forgotten_since - bound_at < ?3",
-                )?
-                .query_row(params![relayer, since.0, kept], |row| row.get(0))
-        })
-        .await
+        self.count_forgotten_at(relayer, since, kept).await
     }
 
     async fn nonce_owners(
@@ -488,52 +416,15 @@ impl TransactionStore for SqliteStore {
         relayer: &RelayerUrl,
         nonces: &[u64],
     ) -> Result<Vec<(u64, TransactionId)>, StoreError> {
-        let (relayer, nonces) = (relayer.0.clone(), nonces.to_vec());
-        self.read(move |connection| {
-            let mut statement = connection.prepare_cached(
-                "SELECT id FROM transactions WHERE relayer_url = ?1 AND relayer_nonce = ?2 AND relayer_nonce IS NOT NULL",
-            )?;
-            let mut owners = Vec::new();
-            for nonce in nonces {
-                for id in statement.query_map(params![relayer, nonce], |row| row.get::<_, [u8; 16]>(0))? {
-                    owners.push((nonce, TransactionId(uuid::Uuid::from_bytes(id?))));
-                }
-            }
-            Ok(owners)
-        })
-        .await
+        self.owners_of_nonces(relayer, nonces).await
     }
 
     async fn keep_early_webhook(&self, tx_id: &RelayerTxId, record: &str, now: Timestamp) -> Result<(), StoreError> {
-        let (tx_id, record) = (tx_id.0.clone(), record.to_owned());
-        self.write(move |connection| {
-            connection
-                .prepare_cached(
-                    "INSERT INTO early_webhooks (relayer_tx_id, seq, received_at, record) \
-                     SELECT ?1, COALESCE(MAX(seq), 0) + 1, ?2, ?3 FROM early_webhooks WHERE relayer_tx_id = ?1 \
-                     HAVING COALESCE(MAX(seq), 0) < 20",
-                )?
-                .execute(params![tx_id, now.0, record])?;
-            Ok(())
-        })
-        .await
+        self.store_early_webhook(tx_id, record, now).await
     }
 
     async fn take_early_webhooks(&self, tx_id: &RelayerTxId) -> Result<Vec<String>, StoreError> {
-        const SELECT: &str = "SELECT record FROM early_webhooks WHERE relayer_tx_id = ?1 ORDER BY seq";
-        // Early webhooks are rare: a read first keeps the writer free.
-        let tx_id = tx_id.0.clone();
-        let look = tx_id.clone();
-        if !self.read(move |connection| connection.prepare_cached(SELECT)?.exists([&look])).await? {
-            return Ok(Vec::new());
-        }
-        self.write(move |connection| {
-            let mut statement = connection.prepare_cached(SELECT)?;
-            let records = statement.query_map([&tx_id], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
-            connection.execute("DELETE FROM early_webhooks WHERE relayer_tx_id = ?1", [&tx_id])?;
-            Ok(records)
-        })
-        .await
+        self.remove_early_webhooks(tx_id).await
     }
 
     async fn forget(&self, before: Timestamp) -> Result<u64, StoreError> {
@@ -570,39 +461,7 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn counts(&self) -> Result<TransactionCounts, StoreError> {
-        self.read(|connection| {
-            let count = |sql: &str| connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, u64>(0));
-            let by_status = |status: Status| {
-                connection
-                    .prepare_cached(
-                        "SELECT COUNT(*) FROM transactions INDEXED BY transactions_status WHERE status = ?1",
-                    )?
-                    .query_row([status.name()], |row| row.get::<_, u64>(0))
-            };
-            Ok(TransactionCounts {
-                open: vec![
-                    (Status::Pending, by_status(Status::Pending)?),
-                    (Status::Submitted, by_status(Status::Submitted)?),
-                ],
-                oldest_pending: connection
-                    .prepare_cached(
-                        "SELECT MIN(created_at) FROM (SELECT MIN(created_at) AS created_at FROM transactions \
-                          INDEXED BY transactions_status WHERE status = 'pending' AND kind = 'direct' UNION ALL \
-                          SELECT MIN(created_at) FROM transactions \
-                          INDEXED BY transactions_status WHERE status = 'pending' AND kind = 'gasless')",
-                    )?
-                    .query_row([], |row| Ok(row.get::<_, Option<i64>>(0)?.map(Timestamp)))?,
-                claims: count("SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL")?,
-                claims_outcome_unknown: count(
-                    "SELECT COUNT(*) FROM transactions WHERE claim_consumer IS NOT NULL AND claim_doubt IS NOT NULL",
-                )?,
-                forgotten: count(
-                    "SELECT COUNT(*) FROM transactions INDEXED BY transactions_forgotten \
-                     WHERE status = 'submitted' AND forgotten_since IS NOT NULL",
-                )?,
-            })
-        })
-        .await
+        self.count_rows().await
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
