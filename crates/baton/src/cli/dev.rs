@@ -223,6 +223,9 @@ pub async fn run(args: DevArgs) -> anyhow::Result<ExitCode> {
             );
         }
     }
+    if args.chain.rpc.is_none() && std::env::var_os("RPC_URL").is_some_and(|value| !value.is_empty()) {
+        warn!(action = "variable_ignored", "RPC_URL is set and not used: `dev` touches no chain unless you add --rpc");
+    }
     let relayers = {
         let keys = Keys { api: RELAYER_KEY, webhook: WEBHOOK_KEY };
         let webhook_url = format!("http://{address}/api/v1/webhooks/oz-relayer");
@@ -264,6 +267,10 @@ fn config(args: &DevArgs, relayer_urls: &str) -> anyhow::Result<Config> {
     ];
     if !args.external {
         fixed.extend(ENGINES.map(|name| (name, String::new())));
+    }
+    // Relayers that touch no chain confirm what no chain has.
+    if args.chain.rpc.is_none() {
+        fixed.push(("RPC_URL", String::new()));
     }
     let rpc = args.chain.rpc.as_ref().map(Url::as_str);
     let mut defaults = vec![

@@ -21,6 +21,7 @@ pub enum TxCommand {
     /// Show a transaction and its timeline
     Show {
         /// Id of the transaction
+        #[arg(value_parser = parse_id)]
         id: Uuid,
         /// Print the status as JSON, as the API returns it
         #[arg(long)]
@@ -29,6 +30,7 @@ pub enum TxCommand {
     /// Print each step of a transaction until it is final; exit code 1 if it failed
     Watch {
         /// Id of the transaction
+        #[arg(value_parser = parse_id)]
         id: Uuid,
         /// Maximum time to wait
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
@@ -40,6 +42,7 @@ pub enum TxCommand {
     #[command(group = clap::ArgGroup::new("how").required(true))]
     Resolve {
         /// Id of the transaction
+        #[arg(value_parser = parse_id)]
         id: Uuid,
         /// The submission did not take effect: send it again. If it did take effect, this pays twice
         #[arg(long, group = "how")]
@@ -90,6 +93,10 @@ async fn run_on(guarded: &GuardedStore, command: TxCommand) -> anyhow::Result<Ex
         }
         TxCommand::Resolve { id, resend, .. } => resolve(guarded, id, resend).await,
     }
+}
+
+fn parse_id(text: &str) -> Result<Uuid, String> {
+    Uuid::parse_str(text).map_err(|_| "must be a UUID, as it was given in the 202".to_owned())
 }
 
 async fn find(guarded: &GuardedStore, id: Uuid) -> anyhow::Result<Transaction> {

@@ -103,6 +103,9 @@ impl fmt::Debug for AddressGuard {
     }
 }
 
+/// What is said of a URL with another scheme, or without one.
+const SCHEME_RULE: &str = "must start with https:// (or with http://, where the operator allows it)";
+
 impl AddressGuard {
     /// Applies a policy to what the system's resolver answers.
     pub fn new(policy: AddressPolicy) -> Self {
@@ -129,9 +132,9 @@ impl AddressGuard {
         }
         let url = Url::parse(text).map_err(|error| malformed(format!("is not a URL: {error}")))?;
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(malformed("must start with https://"));
+            return Err(malformed(SCHEME_RULE));
         }
-        let authority = written_authority(text, url.scheme()).ok_or_else(|| malformed("must start with https://"))?;
+        let authority = written_authority(text, url.scheme()).ok_or_else(|| malformed(SCHEME_RULE))?;
         if authority.contains('@') {
             return Err(malformed("must not contain a user name or password"));
         }

@@ -164,13 +164,12 @@ impl OutboxQueue {
         Ok(messages.collect())
     }
 
-    /// Gives back a delivery that was not tried; it is due again after this long. If the store is away, it stays leased here.
+    /// Gives back a delivery that was not tried; it is due again after this long, or when its lease has ended if the store
+    /// is away. Its place is free in any case.
     async fn give_back(&self, receipt: &Receipt, after: Duration) -> Result<(), QueueError> {
-        let Some(delivery) = self.delivery(receipt) else { return Ok(()) };
+        let Some(delivery) = self.lock().remove(receipt) else { return Ok(()) };
         let due_at = self.clock.now() + after;
-        self.store.return_deliveries(&[delivery], due_at).await.map_err(queue_error)?;
-        self.lock().remove(receipt);
-        Ok(())
+        self.store.return_deliveries(&[delivery], due_at).await.map_err(queue_error)
     }
 
     fn lock(&self) -> MutexGuard<'_, InFlight> {

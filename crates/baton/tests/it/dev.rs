@@ -43,6 +43,7 @@ async fn dev_uses_no_engine_of_the_environment_unless_asked() {
         ("USERS_DATABASE_URL".to_owned(), format!("postgres://baton:secret@127.0.0.1:{closed}/production")),
         ("RELAY_QUEUE".to_owned(), "rabbitmq".to_owned()),
         ("RABBITMQ_URL".to_owned(), format!("amqp://baton:secret@127.0.0.1:{closed}")),
+        ("RPC_URL".to_owned(), format!("http://127.0.0.1:{closed}")),
         ("REDIS_URL".to_owned(), format!("redis://:secret@127.0.0.1:{closed}")),
         ("SQS_ENDPOINT_URL".to_owned(), format!("http://127.0.0.1:{closed}")),
         ("SQS_QUEUE_URL".to_owned(), format!("http://127.0.0.1:{closed}/0/relay")),

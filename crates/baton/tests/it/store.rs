@@ -43,6 +43,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 on_every_database! {
     a_row_is_read_back_unchanged_in_every_state
     a_row_from_a_schema_without_block_numbers_is_read_and_can_get_one
+    the_account_of_an_earlier_claim_is_not_taken_for_that_of_a_claim
     only_one_of_several_moves_from_one_version_is_saved
     concurrent_moves_each_get_their_own_answer
     a_relayer_transaction_belongs_to_one_row
@@ -156,6 +157,15 @@ fn report(tx_id: &str, status: ReportedStatus) -> Report {
         block_number: None,
         raw: json!({ "nonce": null }),
     }
+}
+
+/// A process of an earlier version leaves the column as it is.
+async fn the_account_of_an_earlier_claim_is_not_taken_for_that_of_a_claim(fixture: &StoreFixture) {
+    let (claimed, _) = fixture.claimed().await;
+    let stored = "UPDATE transactions SET claim_account = \
+         '00000000-0000-4000-8000-000000000000 0x90F79bf6EB2c4f870365E785982E1f101E93b906'";
+    fixture.execute(stored).await;
+    assert_eq!(fixture.store.get(claimed.id).await.unwrap().unwrap().claim.unwrap().account, None);
 }
 
 async fn only_one_of_several_moves_from_one_version_is_saved(fixture: &StoreFixture) {

@@ -19,7 +19,7 @@ use metrics::counter;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, Url};
 use serde_json::{Value, json};
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::config::{ChainConfig, ForwarderConfig};
 use crate::evm::parse_amount;
@@ -129,6 +129,12 @@ impl Chain {
         let (chain_id, forwarder) = (config.chain_id, config.forwarder.clone());
         let id = chain_id.map_or_else(OnceLock::new, |id| OnceLock::from(U256::from(id)));
         let (current, timeout) = (AtomicUsize::new(0), config.rpc_timeout);
+        if endpoints.len() > 1 && chain_id.is_none() {
+            warn!(
+                action = "chain_id_not_set",
+                "RPC_URL names several nodes, and CHAIN_ID is not set: the node that answers first decides which chain it is"
+            );
+        }
         let forwarder_checked = AtomicBool::new(false);
         let finality = config.finality_blocks;
         Ok(Self { transport, endpoints, current, timeout, chain_id, finality, id, forwarder, forwarder_checked })

@@ -1,6 +1,6 @@
 //! Reports from relayers: `POST /api/v1/webhooks/oz-relayer`, HMAC-signed over the raw body.
 //!
-//! ChainCheckResult up by the relayer's id only, never by ours. A webhook may overtake the answer to its own submission: then
+//! Looked up by the relayer's id only, never by ours. A webhook may overtake the answer to its own submission: then
 //! it is kept and applied with the bind.
 
 use std::sync::Arc;

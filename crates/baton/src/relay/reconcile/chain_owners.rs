@@ -208,7 +208,7 @@ impl ChainCheck {
         ceilings.insert((row.id, which), (submitted_at, next));
     }
 
-    /// When the row was claimed or bound, if its relayer, which no longer works on it, has had the time to give it up.
+    /// When the row was claimed or forgotten, if its relayer, which no longer works on it, has had the time to give it up.
     fn over_for_long(&self, row: &Transaction) -> Option<Timestamp> {
         match (&row.claim, &row.binding) {
             (Some(claim), _) => {
@@ -216,7 +216,8 @@ impl ChainCheck {
                 let passed = self.guarded.clock.passed_since(claim.at.max(open_until));
                 (passed >= self.guarded.timings.unproven_wait).then_some(claim.at)
             }
-            (None, Some(binding)) => self.is_long_forgotten(row).then_some(binding.at),
+            // A relayer that knows it again may sign it, and then forget it again: each forgetting counts by itself.
+            (None, Some(binding)) => binding.forgotten_since.filter(|_| self.is_long_forgotten(row)),
             (None, None) => None,
         }
     }

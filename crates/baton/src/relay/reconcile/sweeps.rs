@@ -120,6 +120,21 @@ const FORGOTTEN_CHECK_MAX: Duration = Duration::from_secs(60);
 /// Pause between two clean-ups.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
+/// Rows of silent relayers that one sweep looks up on the chain, beside those whose relayer was asked: a look takes several
+/// calls, and the rows of other relayers wait for it.
+const SILENT_LOOKS_MAX: usize = 16;
+
+/// Whom a sweep asks about a submitted row.
+#[derive(Debug, Clone, Copy)]
+enum Ask {
+    /// Its relayer, and the chain as far as the answer needs it.
+    Relayer,
+    /// Only the chain: its relayer was silent in this sweep.
+    Chain,
+    /// None of them, in this sweep.
+    Later,
+}
+
 impl Reconciler {
     /// A reconciler whose heartbeat and claims bear this consumer's id.
     pub fn new(
@@ -258,13 +273,16 @@ impl Reconciler {
     /// does not answer is not asked again in this sweep.
     async fn sweep_submitted(&self) -> Result<(), StoreError> {
         let mut silent: HashSet<RelayerUrl> = HashSet::new();
-        let mut left = SWEEP_MAX;
+        let (mut left, mut silent_looks) = (SWEEP_MAX, 0);
         while left > 0 {
             let now = self.guarded.clock.now();
             let rows = self.guarded.store.lease_due(Due::Bound, now, now + LOOK_LEASE, QUESTIONS_MAX.min(left)).await?;
             let asked = rows.iter().map(|row| {
-                let skip = row.binding.as_ref().is_some_and(|binding| silent.contains(&binding.relayer));
-                self.ask(row, skip)
+                if !row.binding.as_ref().is_some_and(|binding| silent.contains(&binding.relayer)) {
+                    return self.ask(row, Ask::Relayer);
+                }
+                silent_looks += 1;
+                self.ask(row, if silent_looks <= SILENT_LOOKS_MAX { Ask::Chain } else { Ask::Later })
             });
             for asked in futures::future::join_all(asked).await {
                 silent.extend(asked?);
@@ -275,7 +293,7 @@ impl Reconciler {
     }
 
     /// Asks about one row; returns its relayer if that did not answer.
-    async fn ask(&self, row: &Transaction, skip: bool) -> Result<Option<RelayerUrl>, StoreError> {
+    async fn ask(&self, row: &Transaction, whom: Ask) -> Result<Option<RelayerUrl>, StoreError> {
         let Some(binding) = &row.binding else { return Ok(None) };
         let now = self.guarded.clock.now();
         let pause =
@@ -295,9 +313,16 @@ impl Reconciler {
             self.forgotten(row, RecordLost::NotKnown, now + pause).await?;
             return Ok(None);
         };
-        if skip {
-            self.unanswered(row, now + pause).await?;
-            return Ok(None);
+        match whom {
+            Ask::Relayer => {}
+            Ask::Chain => {
+                self.unanswered(row, now + pause).await?;
+                return Ok(None);
+            }
+            Ask::Later => {
+                self.look_again_if_due(row, now + pause).await?;
+                return Ok(None);
+            }
         }
         match client.transaction(&binding.tx_id, self.settings.question_timeout).await {
             Ok(Some(report)) if row.call.is_replaced_in(&report) => {

@@ -290,7 +290,7 @@ impl Transaction {
         Ok(moved(next, "found-on-chain", format!("nonce {nonce} of the relayer's account made the call")))
     }
 
-    /// The chain does not tell yet what became of it. ChainCheckResult at again at `at`; never sent again.
+    /// The chain does not tell yet what became of it. Looked at again at `at`; never sent again.
     pub fn unresolved(&self, why: &str, at: Timestamp, now: Timestamp) -> Result<Moved, MoveRefused> {
         self.not_final()?;
         let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;

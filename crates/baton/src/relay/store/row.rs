@@ -72,6 +72,11 @@ pub(super) struct RawRow {
     pub(super) claim_account: Option<String>,
 }
 
+/// The relayer's account as it is stored, with the token of the claim that it was listed for.
+pub(super) fn claimed_account(claim: &Claim) -> Option<String> {
+    claim.account.map(|account| format!("{} {}", claim.token, account.to_checksum(None)))
+}
+
 impl RawRow {
     /// Size of what may be large.
     pub(super) fn size_bytes(&self) -> usize {
@@ -100,7 +105,12 @@ impl RawRow {
                 consumer: ConsumerId(consumer),
                 token: Uuid::from_bytes(token),
                 relayer: RelayerUrl(relayer),
-                account: self.claim_account.as_deref().and_then(|account| account.parse().ok()),
+                // A process of an earlier version leaves that of an earlier claim in its place.
+                account: self
+                    .claim_account
+                    .as_deref()
+                    .and_then(|stored| stored.strip_prefix(&format!("{} ", Uuid::from_bytes(token))))
+                    .and_then(|account| account.parse().ok()),
                 at: Timestamp(at),
                 // The token of the claim under which nothing was sent. A process of an earlier version does not write it,
                 // and may have sent.

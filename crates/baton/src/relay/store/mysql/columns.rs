@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::state::transaction::{FailedBy, Status, Transaction, TransactionId};
 use crate::relay::store::StoreError;
-use crate::relay::store::row::RawRow;
+use crate::relay::store::row::{RawRow, claimed_account};
 use crate::timestamp::Timestamp;
 
 /// A statement with its values so far.
@@ -169,7 +169,7 @@ pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Sta
         .bind(row.relayer_says.as_ref().map(ToString::to_string))
         .bind(at(row.cancel_requested_at))
         .bind(claim.filter(|claim| claim.unsent).map(|claim| claim.token.as_bytes().as_slice()))
-        .bind(claim.and_then(|claim| claim.account).map(|account| account.to_checksum(None)))
+        .bind(claim.and_then(claimed_account))
 }
 
 /// Reads a row back. The outer error is the driver's: the columns are not what this program expects.

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde_json::Value;
 
 use crate::relay::state::transaction::{FailedBy, Transaction};
-use crate::relay::store::row::RawRow;
+use crate::relay::store::row::{RawRow, claimed_account};
 use crate::timestamp::Timestamp;
 
 /// All columns, in the order that [`raw_row`] reads and [`for_each_value`] visits.
@@ -150,7 +150,7 @@ fn for_each_value(
     next(&row.relayer_says.as_ref().map(Value::to_string))?;
     next(&at(row.cancel_requested_at))?;
     next(&claim.filter(|claim| claim.unsent).map(|claim| claim.token.into_bytes()))?;
-    next(&claim.and_then(|claim| claim.account).map(|account| account.to_checksum(None)))
+    next(&claim.and_then(claimed_account))
 }
 
 /// Reads a row selected with [`COLUMNS`].
