@@ -3,7 +3,7 @@
 //! Endpoints take turns, so that a large backlog of one does not delay the others. An endpoint, a host with several
 //! endpoints and an API key with several endpoints have a limited number of attempts in flight in each process. An endpoint
 //! that keeps failing has a single one, and all of those together take half of the places: receivers that hang leave the
-//! rest to the others. A host that cannot be reached is left alone for a while ([`super::host_breaker`]).
+//! rest to the others. A host that cannot be reached is left alone for a while (`host_breaker.rs`).
 //!
 //! What an attempt leads to is stored by the handler ([`super::delivery`]) in one commit; settling a message here only
 //! frees its place, or gives back what was not tried.
