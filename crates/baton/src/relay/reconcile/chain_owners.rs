@@ -372,6 +372,6 @@ fn ownerless_open_nonce(owned: &BTreeSet<u64>, open: std::ops::Range<u64>) -> Re
     }
 }
 
-fn is_equal(a: &Transaction, b: &Transaction) -> bool {
+pub(super) fn is_equal(a: &Transaction, b: &Transaction) -> bool {
     (a.call.to, a.call.value, &a.call.data) == (b.call.to, b.call.value, &b.call.data)
 }

@@ -17,7 +17,7 @@ use crate::config::Timings;
 use crate::relay::chain::account::AccountTransaction;
 use crate::relay::reconcile::absence_proof::{self, EqualClaims, Finding, LostSubmission};
 use crate::relay::reconcile::chain_check::{CONTESTED, ChainCheck};
-use crate::relay::reconcile::chain_owners::{ClaimOnChain, Shown};
+use crate::relay::reconcile::chain_owners::{ClaimOnChain, Shown, is_equal};
 use crate::relay::reconcile::relayer_list::{self, Coverage, RelayerListing};
 use crate::relay::reconcile::sweeps::ReconcilerSettings;
 use crate::relay::relayer::client::{RelayerClient, RelayerError, describe};
@@ -408,11 +408,15 @@ impl UnknownOutcomes {
     ) -> Result<(), StoreError> {
         let same = |record: &&Report| record.nonce == Some(mined.nonce) && unresolved.row.call.is_still(record);
         if let Some(record) = listing.and_then(|listing| listing.records.iter().find(same)) {
-            // The record of a mined transaction that belongs to another row: so does the transaction.
-            if !self.bind(unresolved, record).await? {
+            if self.bind(unresolved, record).await? {
+                return Ok(());
+            }
+            // If the record belongs to an equal row, so may the transaction. A row of another call got it by an exchanged
+            // answer, and the transaction is not its own.
+            let owner = self.guarded.store.find_bound(&record.tx_id).await?;
+            if owner.is_some_and(|owner| is_equal(&owner, &unresolved.row)) {
                 return self.postpone(std::slice::from_ref(unresolved), CONTESTED).await;
             }
-            return Ok(());
         }
         let Some(receipt) = chain.receipt(mined).await else { return Ok(()) };
         let (now, token) = (self.guarded.clock.now(), unresolved.claim.token);
