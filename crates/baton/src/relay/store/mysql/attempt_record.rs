@@ -326,7 +326,7 @@ pub(super) async fn park_followers(
     Ok(())
 }
 
-/// Returns whether the endpoint is disabled now and was not before.
+/// Stores what the attempt means for its endpoint.
 async fn change_health(connection: &mut MySqlConnection, record: &AttemptRecord) -> Result<(), sqlx::Error> {
     let AttemptRecord { delivery, attempt, endpoint: then, endpoint_version: version, now, .. } = record;
     let endpoint = delivery.endpoint.to_string();

@@ -207,7 +207,7 @@ pub(super) fn park_followers(
     Ok(())
 }
 
-/// Returns whether the endpoint is disabled now and was not before.
+/// Stores what the attempt means for its endpoint.
 fn change_health(connection: &Connection, record: &AttemptRecord) -> Result<(), rusqlite::Error> {
     let AttemptRecord { delivery, attempt, endpoint: then, endpoint_version: version, now, .. } = record;
     let id = delivery.endpoint.0.as_bytes();
