@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -48,6 +48,7 @@ pub struct Proxy {
     open: watch::Sender<Generation>,
     orders: tokio::sync::mpsc::Sender<Order>,
     connections: Arc<AtomicUsize>,
+    bytes_to_server: Arc<AtomicU64>,
     _stop: DropGuard,
 }
 
@@ -66,6 +67,7 @@ struct Link {
     mode: watch::Receiver<Mode>,
     open: watch::Receiver<Generation>,
     connections: Arc<AtomicUsize>,
+    bytes_to_server: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -79,15 +81,21 @@ impl Proxy {
         let (open, open_seen) = watch::channel(Generation::default());
         let (orders, incoming) = tokio::sync::mpsc::channel(1);
         let connections = Arc::new(AtomicUsize::new(0));
+        let bytes_to_server = Arc::new(AtomicU64::new(0));
         let stop = CancellationToken::new();
         let listener = crate::ports::listen(port).await.expect("the proxy's port is free");
-        let link =
-            Link { target: target.into(), mode: mode_seen, open: open_seen, connections: Arc::clone(&connections) };
+        let link = Link {
+            target: target.into(),
+            mode: mode_seen,
+            open: open_seen,
+            connections: Arc::clone(&connections),
+            bytes_to_server: Arc::clone(&bytes_to_server),
+        };
         let until = stop.clone();
         tokio::spawn(async move {
             until.run_until_cancelled(accept(listener, port, Arc::new(link), incoming, until.clone())).await;
         });
-        Self { port, mode, open, orders, connections, _stop: stop.drop_guard() }
+        Self { port, mode, open, orders, connections, bytes_to_server, _stop: stop.drop_guard() }
     }
 
     /// `127.0.0.1:PORT`, for clients to connect to.
@@ -108,6 +116,11 @@ impl Proxy {
     /// Number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
+    }
+
+    /// Bytes passed on to the server so far.
+    pub fn bytes_to_server(&self) -> u64 {
+        self.bytes_to_server.load(Ordering::SeqCst)
     }
 
     /// Changes the mode. When this returns, it applies to new connections and bytes.
@@ -206,6 +219,9 @@ impl Link {
             }
             if to.write_all(&piece[..size]).await.is_err() {
                 return;
+            }
+            if !answers {
+                self.bytes_to_server.fetch_add(size as u64, Ordering::SeqCst);
             }
         }
         // The end of one direction is passed on; the other direction may still carry data.

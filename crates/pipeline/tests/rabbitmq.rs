@@ -20,6 +20,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Frame header, class and method, delivery tag, `multiple`, frame end.
+const ACK_FRAME_BYTES: u64 = 7 + 4 + 8 + 1 + 1;
 
 /// The broker runs on this machine, but each delivery needs a round trip.
 fn profile() -> Profile {
@@ -142,8 +144,14 @@ async fn after_a_cut_unsettled_messages_are_redelivered_and_old_receipts_are_los
     let (queue, _cleanup, proxy) = behind_a_proxy(leased_for(Duration::from_secs(120))).await;
     send(&queue, 5).await;
     let before = receive(&queue, 5).await;
+    let passed_on = proxy.bytes_to_server();
     assert!(queue.ack(&[before[0].receipt.clone()]).await[0].is_ok());
-    // Acknowledgements are not confirmed, but a later call on the same connection is answered after them.
+    // Acknowledgements are not confirmed. Once this one is on its way, a later call on the same connection is answered
+    // after it.
+    eventually(PATIENCE, "the acknowledgement to leave", || async {
+        (proxy.bytes_to_server() >= passed_on + ACK_FRAME_BYTES).then_some(())
+    })
+    .await;
     queue.depth().await.unwrap();
 
     proxy.cut().await;
