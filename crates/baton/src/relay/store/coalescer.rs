@@ -3,9 +3,10 @@
 //! several; a large group, or a slow write, starts another one. Where a write costs much more than an item, a group that
 //! is far smaller than the last one waits up to `gather` for more.
 //!
-//! The embedded engine groups by itself. On servers the intake uses this for new rows, and [`super::mysql`] for moves
-//! and for reads.
+//! The stores use this for reads. Writes of the embedded engine are grouped by its writer; on servers the intake uses this
+//! for new rows, and [`super::mysql`] for moves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -31,6 +32,11 @@ pub struct Grouping {
     pub patience: Duration,
     /// Maximum wait for more items while no write is in flight, if the group has less than half of the last one's items.
     pub gather: Duration,
+}
+
+impl Grouping {
+    /// For reads of rows by id. Sequential readers wait at most 1 ms to be batched.
+    pub(super) const READS: Self = Self { enough: 64, patience: Duration::from_millis(1), gather: Duration::ZERO };
 }
 
 impl Default for Grouping {
@@ -136,6 +142,16 @@ async fn answer<R>(
     for (answer, result) in answers.into_iter().zip(results) {
         // The caller may have gone.
         drop(answer.send(result));
+    }
+}
+
+/// The failure of a group for one of its callers.
+pub(super) fn same_failure(failure: &Arc<StoreError>) -> StoreError {
+    let source = Box::new(Arc::clone(failure));
+    match **failure {
+        StoreError::Unavailable(_) => StoreError::Unavailable(source),
+        // No other error proves that nothing was stored.
+        _ => StoreError::OutcomeUnknown(source),
     }
 }
 

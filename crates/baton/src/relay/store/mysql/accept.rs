@@ -10,6 +10,7 @@ use super::nonces::take_nonces;
 use super::outcome::{End, is_duplicate, is_invalid_value, work};
 use super::pool::{Pool, unavailable};
 use crate::relay::state::transaction::Transaction;
+use crate::relay::store::coalescer::same_failure;
 use crate::relay::store::{Accepted, NewTransaction, StoreError};
 
 /// Maximum rows and request bytes of one statement. A server accepts statements of 16 MiB.
@@ -28,7 +29,7 @@ pub(super) async fn accept_many(pool: &Pool, rows: &[NewTransaction]) -> Vec<Res
         Err(failure) => {
             // The whole commit failed: every caller gets the same error.
             let failure = Arc::new(failure);
-            rows.iter().map(|_| Err(same(&failure))).collect()
+            rows.iter().map(|_| Err(same_failure(&failure))).collect()
         }
     }
 }
@@ -128,16 +129,6 @@ fn invalid_value(error: sqlx::Error) -> StoreError {
 
 fn unanswered() -> StoreError {
     StoreError::OutcomeUnknown("a row was stored without an answer".into())
-}
-
-/// The same failure for one more caller.
-pub(super) fn same(failure: &Arc<StoreError>) -> StoreError {
-    let source = Box::new(Arc::clone(failure));
-    match **failure {
-        StoreError::Unavailable(_) => StoreError::Unavailable(source),
-        // No other error proves that nothing was stored.
-        _ => StoreError::OutcomeUnknown(source),
-    }
 }
 
 #[cfg(test)]

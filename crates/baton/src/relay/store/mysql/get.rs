@@ -3,25 +3,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-use super::accept::same;
 use super::columns::{columns, id, read_row};
 use super::outcome::work;
 use super::pool::Pool;
 use super::save::{bind_padded, places};
 use crate::relay::state::transaction::{Transaction, TransactionId};
 use crate::relay::store::StoreError;
-use crate::relay::store::coalescer::Grouping;
+use crate::relay::store::coalescer::same_failure;
 
 /// Maximum number of rows in one query; a row may have hundreds of kilobytes.
 const ROWS_MAX: usize = 64;
-/// Sequential readers wait at most 1 ms to be batched.
-pub(super) const GROUPING: Grouping =
-    Grouping { enough: 64, patience: Duration::from_millis(1), gather: Duration::ZERO };
 
 type Found = Result<Option<Transaction>, StoreError>;
 
@@ -33,7 +28,7 @@ pub(super) async fn get_many(pool: &Pool, ids: &[TransactionId]) -> Vec<Found> {
             Ok(rows) => found.extend(rows),
             Err(failure) => {
                 let failure = Arc::new(failure);
-                found.extend(some.iter().map(|_| Err(same(&failure))));
+                found.extend(some.iter().map(|_| Err(same_failure(&failure))));
             }
         }
     }

@@ -48,7 +48,7 @@ use super::{
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
-use crate::relay::store::coalescer::Coalescer;
+use crate::relay::store::coalescer::{Coalescer, Grouping};
 use crate::relay::store::notifications::OrphanedEventScan;
 use crate::timestamp::Timestamp;
 
@@ -80,7 +80,7 @@ impl MySqlStore {
             async move { save::save_many(&pool, &moves).await }
         });
         let getting = Arc::clone(&pool);
-        let gets = Coalescer::new(get::GROUPING, move |ids: Vec<TransactionId>| {
+        let gets = Coalescer::new(Grouping::READS, move |ids: Vec<TransactionId>| {
             let pool = Arc::clone(&getting);
             async move { get::get_many(&pool, &ids).await }
         });

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::accept::{ROWS_MAX, chunks, same, statement_size};
+use super::accept::{ROWS_MAX, chunks, statement_size};
 use super::columns::{bind_state, datetime, id, update_many};
 use super::outbox::{self, Subscriptions};
 use super::outcome::{End, is_duplicate, is_invalid_value, work};
 use super::pool::{Pool, unavailable};
 use crate::relay::state::event::EventMark;
 use crate::relay::state::transaction::{Moved, Transaction, TransactionId};
-use crate::relay::store::coalescer::Grouping;
+use crate::relay::store::coalescer::{Grouping, same_failure};
 use crate::relay::store::row::timeline_max;
 use crate::relay::store::{RELAYER_TX_ID_UNIQUE, Saved, StoreError};
 
@@ -49,7 +49,7 @@ pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved,
         }
         Err(failure) => {
             let failure = Arc::new(failure);
-            moves.iter().map(|_| Err(same(&failure))).collect()
+            moves.iter().map(|_| Err(same_failure(&failure))).collect()
         }
     }
 }

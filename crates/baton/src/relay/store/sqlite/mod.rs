@@ -6,6 +6,7 @@ mod columns;
 mod counts;
 mod early_webhooks;
 mod forget;
+mod get;
 mod idempotency_keys;
 mod lease;
 mod list;
@@ -36,6 +37,7 @@ use super::{
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
+use crate::relay::store::coalescer::{Coalescer, Grouping};
 use crate::relay::store::notifications::OrphanedEventScan;
 use crate::timestamp::Timestamp;
 
@@ -43,6 +45,8 @@ use crate::timestamp::Timestamp;
 #[derive(Clone)]
 pub struct SqliteStore {
     database: Database,
+    /// Concurrent reads of rows share a run of one reader.
+    gets: Coalescer<TransactionId, Option<Transaction>>,
     forgotten: OrphanedEventScan,
 }
 
@@ -65,7 +69,7 @@ const MIGRATIONS: [&str; 12] = [
 impl SqliteStore {
     /// A store on this database, migrated.
     pub async fn open(database: &Database) -> Result<Self, StoreError> {
-        let store = Self { database: database.clone(), forgotten: OrphanedEventScan::default() };
+        let store = Self::on(database);
         store.migrate().await?;
         Ok(store)
     }
@@ -74,7 +78,7 @@ impl SqliteStore {
     pub async fn open_existing(database: &Database) -> Result<Self, StoreError> {
         const TABLE: &str = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'schema_version'";
         const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM schema_version";
-        let store = Self { database: database.clone(), forgotten: OrphanedEventScan::default() };
+        let store = Self::on(database);
         let found = store.read(|connection| {
             let is_there = connection.prepare(TABLE)?.exists([])?;
             if is_there { connection.query_row(VERSION, [], |row| row.get(0)) } else { Ok(0) }
@@ -85,6 +89,12 @@ impl SqliteStore {
             Ordering::Equal => Ok(store),
             Ordering::Greater => Err(StoreError::TooNew { found, known }),
         }
+    }
+
+    fn on(database: &Database) -> Self {
+        let reading = database.clone();
+        let gets = Coalescer::new(Grouping::READS, move |ids| get::get_many(reading.clone(), ids));
+        Self { database: database.clone(), gets, forgotten: OrphanedEventScan::default() }
     }
 
     /// Brings the schema up to date; returns how many steps were taken.
@@ -276,7 +286,7 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
-        self.one(format!("SELECT {COLUMNS} FROM transactions WHERE id = ?1"), vec![Box::new(id.0.into_bytes())]).await
+        self.gets.put(id).await
     }
 
     async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {

@@ -1,0 +1,35 @@
+//! Reads the rows that concurrent callers want in one run of a reader thread, because changing threads costs more than
+//! reading a row.
+
+use std::sync::{Arc, LazyLock};
+
+use pipeline::sqlite::Database;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::columns::{COLUMNS, raw_row};
+use super::store_error;
+use crate::relay::state::transaction::{Transaction, TransactionId};
+use crate::relay::store::StoreError;
+use crate::relay::store::coalescer::same_failure;
+use crate::relay::store::row::RawRow;
+
+type Found = Result<Option<Transaction>, StoreError>;
+
+/// Reads each row; `None` if there is none.
+pub(super) async fn get_many(database: Database, ids: Vec<TransactionId>) -> Vec<Found> {
+    let count = ids.len();
+    let rows =
+        database.read(move |connection| ids.iter().map(|id| read(connection, *id)).collect::<Result<Vec<_>, _>>());
+    match rows.await {
+        Ok(rows) => rows.into_iter().map(|row| row.map(RawRow::read).transpose()).collect(),
+        Err(failure) => {
+            let failure = Arc::new(store_error(failure));
+            (0..count).map(|_| Err(same_failure(&failure))).collect()
+        }
+    }
+}
+
+fn read(connection: &Connection, id: TransactionId) -> Result<Option<RawRow>, rusqlite::Error> {
+    static SQL: LazyLock<String> = LazyLock::new(|| format!("SELECT {COLUMNS} FROM transactions WHERE id = ?1"));
+    connection.prepare_cached(&SQL)?.query_row(params![id.0.as_bytes()], raw_row).optional()
+}
