@@ -78,7 +78,7 @@ pub fn build(world: &mut World, shape: Mutation) {
     let chain = world.evm.is_some();
     if shape == Mutation::UsedIsSettled {
         // What is sent early is mined late, shortly before its absence is proven.
-        let full_until = now + world.rng.pick(&[40_000, 84_000, 88_000, 92_000, 100_000]);
+        let full_until = now + world.rng.pick(&[92_000, 96_000]);
         world.evm.iter_mut().for_each(|chain| chain.full_until = full_until);
         world.forget_at = Some(now + world.rng.pick(&[5_000, 20_000, 35_000]));
     }

@@ -22,8 +22,6 @@ impl World {
         if let (Some(claim), Some(by)) = (&before.claim, by)
             && next.claim.is_none()
             && claim.consumer != *by
-            // Nothing was sent under it, and its owner can no longer begin to.
-            && !claim.unsent
             && !self.is_late_answer(index, claim, next)
         {
             self.fail(format!("t{index}: {by} ended the claim of {}", claim.consumer));

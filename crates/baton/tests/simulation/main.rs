@@ -36,7 +36,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Worlds in an ordinary test run.
 const RUNS: u64 = 1000;
 /// Worlds within which each mutation must be found.
-const MUTATION_RUNS: u64 = 4000;
+const MUTATION_RUNS: u64 = 6000;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))

@@ -275,7 +275,6 @@ mod tests {
                 relayer: RelayerUrl("http://r".into()),
                 account: None,
                 at: Timestamp(CLAIMED_AT),
-                unsent: false,
                 unknown: Some(self.unknown.clone()),
             }
         }

@@ -127,10 +127,6 @@ impl UnknownOutcomes {
             warn!(transactionId = %row.id, action = "taken_over", consumer = %claim.consumer, "the consumer that held its claim is gone");
         }
         let row = moved.transaction;
-        if row.claim.is_none() {
-            counter!("baton_reconciler_total", "finding" => "not-sent").increment(1);
-            self.guarded.publish_again(&row, Duration::ZERO).await;
-        }
         let parts = row.claim.clone().and_then(|claim| claim.unknown.clone().map(|unknown| (claim, unknown)));
         Ok(parts.map(|(claim, unknown)| UnresolvedClaim { row, claim, unknown }))
     }

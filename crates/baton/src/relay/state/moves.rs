@@ -78,7 +78,7 @@ impl Transaction {
         }
     }
 
-    /// Takes the right to submit to `relayer`, before any effect.
+    /// Takes the right to submit to `relayer`, before any effect: the submission may begin as soon as this is stored.
     pub fn claim(
         &self,
         consumer: &ConsumerId,
@@ -105,7 +105,6 @@ impl Transaction {
             relayer: relayer.clone(),
             account: None,
             at: now,
-            unsent: true,
             unknown: None,
         });
         next.check_at = Some(now + timings.claim_check);
@@ -114,17 +113,6 @@ impl Transaction {
             "claimed",
             format!("by {consumer}, attempt {}, routed to {relayer}: {because}", self.attempts + 1),
         ))
-    }
-
-    /// Records that the submission begins. Only after this may anything be sent: a claim whose owner is gone before it is
-    /// released at once, since nothing can have reached the relayer.
-    pub fn begin_sending(&self, token: Uuid, now: Timestamp) -> Result<Moved, MoveRefused> {
-        self.claimed_with(token)?;
-        let mut next = self.next(now);
-        if let Some(claim) = &mut next.claim {
-            claim.unsent = false;
-        }
-        Ok(Moved::new(next, Vec::new()))
     }
 
     /// Gives the claim back: the relayer certainly did not take it.
@@ -188,15 +176,13 @@ impl Transaction {
         };
         let mut next = self.next(now);
         if let Some(claim) = &mut next.claim {
-            claim.unsent = false;
             claim.unknown = Some(UnknownOutcome { reason: reason.to_owned(), open_until, kind, absent_since: None });
         }
         next.check_at = Some(now + timings.unknown_check);
         Ok(moved(next, "outcome-unknown", format!("at {relayer}: {reason}")))
     }
 
-    /// Takes over a claim whose outcome is unknown, or whose owner can no longer be working on it. A claim under which
-    /// nothing was sent ends instead: its owner, if it comes back, can no longer begin to send.
+    /// Takes over a claim whose outcome is unknown, or whose owner can no longer be working on it.
     pub fn take_over(
         &self,
         consumer: &ConsumerId,
@@ -209,13 +195,6 @@ impl Transaction {
         let claim = self.claim.as_ref().ok_or(MoveRefused::NotPossible("there is no claim to take over"))?;
         if claim.unknown.is_none() && !owner_gone && now < claim.open_until(timings) {
             return Err(MoveRefused::NotOurClaim);
-        }
-        if claim.unsent {
-            let detail = format!("its consumer {} stopped before it was sent; it will be sent again", claim.consumer);
-            let mut next = self.next(now);
-            next.claim = None;
-            next.check_at = Some(now + timings.message_check());
-            return Ok(moved(next, "not-sent", detail));
         }
         let unknown = claim.unknown.clone().unwrap_or_else(|| UnknownOutcome {
             reason: format!("its consumer {} stopped before the answer was stored", claim.consumer),

@@ -164,7 +164,7 @@ pub enum FailedBy {
     Operator,
 }
 
-/// The right to submit, stored before the submission is sent.
+/// The right to submit, stored before the submission is sent: nothing is sent without one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// The consumer that holds it.
@@ -177,8 +177,6 @@ pub struct Claim {
     pub account: Option<Address>,
     /// The earliest time at which the submission can have begun.
     pub at: Timestamp,
-    /// Whether nothing has been sent under this claim: its owner stores that it begins to send before it does.
-    pub unsent: bool,
     /// Set when the submission is over and its outcome is unknown.
     pub unknown: Option<UnknownOutcome>,
 }

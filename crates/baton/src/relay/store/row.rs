@@ -68,7 +68,6 @@ pub(super) struct RawRow {
     pub(super) block_number: Option<u64>,
     pub(super) relayer_says: Option<String>,
     pub(super) cancel_requested_at: Option<i64>,
-    pub(super) claim_unsent: Option<[u8; 16]>,
     pub(super) claim_account: Option<String>,
 }
 
@@ -112,9 +111,6 @@ impl RawRow {
                     .and_then(|stored| stored.strip_prefix(&format!("{} ", Uuid::from_bytes(token))))
                     .and_then(|account| account.parse().ok()),
                 at: Timestamp(at),
-                // The token of the claim under which nothing was sent. A process of an earlier version does not write it,
-                // and may have sent.
-                unsent: self.claim_unsent == Some(token),
                 unknown: match self.unknown {
                     (None, None, None, None) => None,
                     (Some(reason), Some(open_until), Some(kind), absent) => Some(UnknownOutcome {

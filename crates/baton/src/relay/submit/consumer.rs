@@ -221,12 +221,6 @@ impl Consumer {
                 // Another consumer was quicker; the next delivery sees what is left to do.
                 return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
             };
-            let begun = self.begin_sending(claimed, token).await;
-            let Ok(Some(claimed)) = begun else {
-                chosen.answered(Sent::NotSent);
-                begun?;
-                return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
-            };
             chosen.claimed();
             let relayer = chosen.client.url().clone();
             let started = self.guarded.clock.instant();
@@ -318,15 +312,6 @@ impl Consumer {
             .await?;
         match claimed {
             Updated::Moved(row) => Ok(Some((*row, token))),
-            Updated::Refused(..) | Updated::Missing => Ok(None),
-        }
-    }
-
-    /// Stores that the submission begins. Until then the claim can be taken away, and nothing was sent.
-    async fn begin_sending(&self, claimed: Transaction, token: Uuid) -> Result<Option<Transaction>, StoreError> {
-        let now = self.guarded.clock.now();
-        match self.guarded.update_from(claimed, |row| row.begin_sending(token, now)).await? {
-            Updated::Moved(row) => Ok(Some(*row)),
             Updated::Refused(..) | Updated::Missing => Ok(None),
         }
     }

@@ -104,7 +104,6 @@ fn moves() -> Vec<Move> {
                 row.claim(&consumer(holder), key, &relayer("r1"), "test", now, &Timings::DEFAULT).ok()
             }),
         );
-        add(format!("begin {holder}"), Box::new(move |row, now| row.begin_sending(key, now).ok()));
         add(
             format!("release {holder}"),
             Box::new(move |row, now| row.release(key, "paused", now, &Timings::DEFAULT).ok()),
@@ -217,7 +216,7 @@ fn shape(row: &Transaction) -> String {
         row.status,
         row.claim.as_ref().map(|claim| {
             let unknown = claim.unknown.as_ref();
-            (claim.token, claim.unsent, unknown.is_some(), unknown.map(|unknown| unknown.absent_since.is_some()))
+            (claim.token, unknown.is_some(), unknown.map(|unknown| unknown.absent_since.is_some()))
         }),
         row.binding.as_ref().map(|binding| (binding.progress, binding.forgotten_since.is_some())),
         row.hash,
@@ -315,8 +314,7 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
     // A claim ends only by an answer, by proof of absence, or by an operator.
     if before.claim.is_some() && after.claim.is_none() {
         let ways = ["release", "bind", "attempt failed", "refuse", "absent", "resolve"];
-        let unsent = before.claim.as_ref().is_some_and(|claim| claim.unsent) && name.starts_with("take over");
-        assert!(unsent || ways.iter().any(|way| name.starts_with(way)), "{edge}");
+        assert!(ways.iter().any(|way| name.starts_with(way)), "{edge}");
     }
     // Only a relayer's word sets the hash, and only a claim leads to a binding.
     if after.hash != before.hash {
@@ -330,30 +328,11 @@ fn check(before: &Transaction, moved: &Moved, name: &str, who: Who) {
     }
 }
 
-fn unsent(now: Timestamp) -> Transaction {
+fn claimed(now: Timestamp) -> Transaction {
     accepted(false)
         .claim(&consumer("a"), token(10), &relayer("r1"), "test", now, &Timings::DEFAULT)
         .unwrap()
         .transaction
-}
-
-fn claimed(now: Timestamp) -> Transaction {
-    unsent(now).begin_sending(token(10), now).unwrap().transaction
-}
-
-#[test]
-fn a_claim_under_which_nothing_was_sent_is_given_up_at_once_when_its_owner_is_gone() {
-    let row = unsent(Timestamp(0));
-    let alive = row.take_over(&consumer("b"), token(11), false, Timestamp(1), &Timings::DEFAULT);
-    assert_eq!(alive.unwrap_err(), MoveRefused::NotOurClaim);
-    let moved = row.take_over(&consumer("b"), token(11), true, Timestamp(1), &Timings::DEFAULT).unwrap();
-    assert_eq!((moved.steps[0].action, &moved.transaction.claim), ("not-sent", &None));
-    assert_eq!(moved.transaction.next_step(), NextStep::Submit);
-    let back = moved.transaction.begin_sending(token(10), Timestamp(2));
-    assert_eq!(back.unwrap_err(), MoveRefused::NotOurClaim, "its owner comes back and may not send");
-    let begun = row.begin_sending(token(10), Timestamp(1)).unwrap().transaction;
-    let taken = begun.take_over(&consumer("b"), token(11), true, Timestamp(2), &Timings::DEFAULT).unwrap().transaction;
-    assert!(taken.outcome_unknown(), "it may have been sent");
 }
 
 #[test]

@@ -23,7 +23,7 @@ macro_rules! columns {
          claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, \
          claim_absent_since, oz_relayer_url, ozRelayerTxId, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
          attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
-         block_number, relayer_says, cancel_requested_at, claim_unsent, claim_account"
+         block_number, relayer_says, cancel_requested_at, claim_account"
     };
 }
 pub(super) use columns;
@@ -168,7 +168,6 @@ pub(super) fn bind_state<'q>(statement: Statement<'q>, row: &Transaction) -> Sta
         .bind(row.block_number)
         .bind(row.relayer_says.as_ref().map(ToString::to_string))
         .bind(at(row.cancel_requested_at))
-        .bind(claim.filter(|claim| claim.unsent).map(|claim| claim.token.as_bytes().as_slice()))
         .bind(claim.and_then(claimed_account))
 }
 
@@ -182,7 +181,6 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
     let must = |index: usize| row.try_get::<PrimitiveDateTime, _>(index).map(milliseconds);
     let token: Option<Vec<u8>> = row.try_get(13)?;
     let token = token.and_then(|token| <[u8; 16]>::try_from(token).ok());
-    let unsent: Option<Vec<u8>> = row.try_get(38)?;
     let raw = RawRow {
         id: id.0.into_bytes(),
         kind: row.try_get(1)?,
@@ -212,8 +210,7 @@ pub(super) fn read_row(row: &MySqlRow) -> Result<Result<Transaction, StoreError>
         block_number: row.try_get(35)?,
         relayer_says: row.try_get_unchecked(36)?,
         cancel_requested_at: at(37)?,
-        claim_unsent: unsent.and_then(|token| <[u8; 16]>::try_from(token).ok()),
-        claim_account: row.try_get(39)?,
+        claim_account: row.try_get(38)?,
     };
     Ok(raw.read().map(as_queued))
 }

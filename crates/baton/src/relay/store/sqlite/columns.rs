@@ -18,7 +18,7 @@ pub(super) const COLUMNS: &str = "id, kind, status, version, request, imported, 
      claim_consumer, claim_token, claim_relayer, claim_at, claim_doubt, claim_open_until, claim_unknown, claim_absent_since, \
      relayer_url, relayer_tx_id, bound_at, relayer_progress, relayer_nonce, forgotten_since, \
      attempts, reroutes, replays, auto_replayed, avoid_relayer, failed_by, error_message, result, check_at, \
-     block_number, relayer_says, cancel_requested_at, claim_unsent, claim_account";
+     block_number, relayer_says, cancel_requested_at, claim_account";
 
 /// The columns that never change, by their position in [`COLUMNS`]: id, kind, request, imported, api_key, created_at.
 const FIXED: [usize; 6] = [0, 1, 4, 5, 6, 7];
@@ -149,7 +149,6 @@ fn for_each_value(
     next(&row.block_number)?;
     next(&row.relayer_says.as_ref().map(Value::to_string))?;
     next(&at(row.cancel_requested_at))?;
-    next(&claim.filter(|claim| claim.unsent).map(|claim| claim.token.into_bytes()))?;
     next(&claim.and_then(claimed_account))
 }
 
@@ -183,7 +182,6 @@ pub(super) fn raw_row(row: &Row<'_>) -> Result<RawRow, rusqlite::Error> {
         block_number: row.get(35)?,
         relayer_says: row.get(36)?,
         cancel_requested_at: row.get(37)?,
-        claim_unsent: row.get(38)?,
-        claim_account: row.get(39)?,
+        claim_account: row.get(38)?,
     })
 }
