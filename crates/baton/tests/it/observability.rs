@@ -1,42 +1,110 @@
 //! What a process says about its surroundings: in the log and in `/health`.
 
 use harness::ports::free_port;
+use harness::process::Process;
 use harness::wait::eventually;
 use harness::{engine::TestEngine, http_client};
 use serde_json::Value;
 
-use crate::relay_fixture::{RelaySetup, SOON, baton};
+use crate::relay_fixture::{RelayFixture, RelaySetup, SOON, baton};
 use harness::relayer::{Faults, PostFault};
+
+/// `serve` with a relayer of each kind that gives no answer: its key is wrong, its path, its port, its name.
+struct Unreachable {
+    port: u16,
+    urls: [String; 4],
+    process: Process,
+    _relay: RelayFixture,
+    _directory: tempfile::TempDir,
+}
+
+/// What tells an operator which of them it is, in the same order.
+const WHY: [&str; 4] = ["OZ_RELAYER_API_KEY", "path in OZ_RELAYER_URLS", "connection refused", "DNS"];
+
+impl Unreachable {
+    async fn start() -> Self {
+        let relay = RelaySetup::relayers(1).start().await;
+        let good = relay.relayers[0].url();
+        let name_too_long = "a".repeat(64);
+        let urls = [
+            good.clone(),
+            format!("{good}/elsewhere"),
+            format!("http://127.0.0.1:{}", free_port()),
+            format!("http://{name_too_long}:1"),
+        ];
+        let port = free_port();
+        let directory = tempfile::tempdir().unwrap();
+        let keys = format!("wrong,{},any,any", relay.relayers[0].api_key());
+        let program = baton(["serve"], &relay.env)
+            .env("OZ_RELAYER_URLS", urls.join(","))
+            .env("OZ_RELAYER_API_KEY", keys)
+            .env("BATON_DATA_DIR", directory.path().display().to_string())
+            .env("PORT", port.to_string());
+        let process = program.start().unwrap();
+        Self { port, urls, process, _relay: relay, _directory: directory }
+    }
+}
 
 #[tokio::test]
 async fn health_says_why_a_relayer_is_unreachable() {
-    let relay = RelaySetup::relayers(1).start().await;
-    let good = relay.relayers[0].url();
-    let name_too_long = "a".repeat(64);
-    let urls = [
-        good.clone(),
-        format!("{good}/elsewhere"),
-        format!("http://127.0.0.1:{}", free_port()),
-        format!("http://{name_too_long}:1"),
-    ];
-    let port = free_port();
-    let directory = tempfile::tempdir().unwrap();
-    let keys = format!("wrong,{},any,any", relay.relayers[0].api_key());
-    let program = baton(["serve"], &relay.env).env("OZ_RELAYER_URLS", urls.join(",")).env("OZ_RELAYER_API_KEY", keys);
-    let program = program.env("BATON_DATA_DIR", directory.path().display().to_string()).env("PORT", port.to_string());
-    let _process = program.start().unwrap();
-    let wanted = ["OZ_RELAYER_API_KEY", "path in OZ_RELAYER_URLS", "connection refused", "DNS"];
+    let started = Unreachable::start().await;
     let health = eventually(SOON, "each relayer's reason", || async {
-        let health = http_client().get(format!("http://127.0.0.1:{port}/health")).send().await.ok()?;
+        let health = http_client().get(format!("http://127.0.0.1:{}/health", started.port)).send().await.ok()?;
         let health: Value = health.json().await.ok()?;
         let each = health["parts"]["relayers"]["each"].as_array()?.clone();
         each.iter().all(|relayer| relayer["reason"].is_string()).then_some(each)
     })
     .await;
-    for (relayer, wanted) in health.iter().zip(wanted) {
+    for (relayer, wanted) in health.iter().zip(WHY) {
         assert_eq!(relayer["status"], "unreachable", "{relayer}");
         assert!(relayer["reason"].as_str().unwrap().contains(wanted), "{wanted} in {relayer}");
     }
+}
+
+/// The messages with this action, each with its relayer.
+fn logged(process: &Process, action: &str) -> Vec<(Value, String)> {
+    let output = process.output();
+    let lines = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines = lines.filter(|line| line["action"] == action);
+    lines.map(|line| (line["relayer"].clone(), line["message"].as_str().unwrap().to_owned())).collect()
+}
+
+#[tokio::test]
+async fn the_log_says_why_a_relayer_is_unreachable() {
+    let started = Unreachable::start().await;
+    let (_, stopped) = eventually(SOON, "the consumer to stop receiving", || async {
+        logged(&started.process, "receiving_stopped").pop()
+    })
+    .await;
+    let failed = logged(&started.process, "relayer_health_failed");
+    for (url, wanted) in started.urls.iter().zip(WHY) {
+        let (_, failed) = failed.iter().find(|(relayer, _)| relayer == url).unwrap();
+        assert!(failed.contains(wanted), "{wanted} in {failed}");
+        let (_, of_this) = stopped.split_once(&format!("{url}: unreachable (")).unwrap();
+        assert!(of_this.split(": unreachable (").next().unwrap().contains(wanted), "{wanted} for {url} in {stopped}");
+    }
+}
+
+/// A relayer that takes connections and answers nothing, and then is gone: the second reason is news too.
+#[tokio::test]
+async fn the_log_says_that_a_relayer_gives_no_answer_in_time_and_then_that_it_is_gone() {
+    let relay = RelaySetup::relayers(1).start().await;
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (url, port) = (format!("http://{}", silent.local_addr().unwrap()), free_port());
+    let directory = tempfile::tempdir().unwrap();
+    let program = baton(["serve"], &relay.env).env("OZ_RELAYER_URLS", url.as_str());
+    let program = program.env("BATON_DATA_DIR", directory.path().display().to_string()).env("PORT", port.to_string());
+    let process = program.start().unwrap();
+    let until = |wanted: &'static str| {
+        let process = &process;
+        eventually(SOON, wanted, move || async move {
+            let failed = logged(process, "relayer_health_failed");
+            failed.iter().any(|(_, message)| message.contains(wanted)).then_some(())
+        })
+    };
+    until("no answer in time").await;
+    drop(silent);
+    until("connection refused").await;
 }
 
 #[tokio::test]
