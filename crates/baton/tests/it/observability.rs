@@ -1,10 +1,15 @@
 //! What a process says about its surroundings: in the log and in `/health`.
 
+use std::sync::{Arc, Mutex};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Json, Router};
 use harness::ports::free_port;
 use harness::process::Process;
-use harness::wait::eventually;
+use harness::wait::{eventually, eventually_ok};
 use harness::{engine::TestEngine, http_client};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::relay_fixture::{RelayFixture, RelaySetup, SOON, baton};
 use harness::relayer::{Faults, PostFault};
@@ -116,6 +121,7 @@ async fn the_log_names_the_engines_and_an_outage_of_redis_once() {
     for _ in 0..3 {
         let (_, health) = relay.get("/health").await;
         assert_eq!(health["parts"]["cache"]["status"], "unavailable", "{health}");
+        assert_eq!(health["parts"]["chain"], Value::Null, "RPC_URL is not set: {health}");
     }
     let output = relay.api.output();
     let count = |text: &str| output.lines().filter(|line| line.contains(text)).count();
@@ -123,6 +129,84 @@ async fn the_log_names_the_engines_and_an_outage_of_redis_once() {
     assert_eq!(count("\"engines\""), 2, "one for each lane: {output}");
     assert!(output.contains("baton.db") && output.contains("users.db"), "{output}");
     assert!(output.contains(&format!("Redis, redis://127.0.0.1:{closed}")) && !output.contains("s3cret"), "{output}");
+}
+
+/// A node at the block [`HEAD`], or one that answers with another status.
+#[derive(Clone)]
+struct Node {
+    port: u16,
+    status: Arc<Mutex<StatusCode>>,
+}
+
+const HEAD: u64 = 291;
+
+impl Node {
+    async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let node = Self { port: listener.local_addr().unwrap().port(), status: Arc::default() };
+        let app = Router::new().fallback(Self::reply).with_state(node.clone());
+        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        node
+    }
+
+    fn answer_with(&self, status: StatusCode) {
+        *self.status.lock().unwrap() = status;
+    }
+
+    async fn reply(
+        State(node): State<Self>,
+        Json(body): Json<Value>,
+    ) -> Result<Json<Value>, (StatusCode, &'static str)> {
+        let status = *node.status.lock().unwrap();
+        if status != StatusCode::OK {
+            return Err((status, "the project s3cret is unknown"));
+        }
+        let block = json!({ "number": format!("{HEAD:#x}"), "transactions": [] });
+        Ok(Json(match body["method"].as_str().unwrap() {
+            "eth_chainId" => json!({ "result": "0x7a69" }),
+            "eth_getBlockByNumber" => json!({ "result": block }),
+            method => json!({ "error": { "code": -32_601, "message": format!("no {method}") } }),
+        }))
+    }
+}
+
+/// Direct transactions do not need the chain, so that its outage takes no process out of service.
+#[tokio::test]
+async fn health_says_that_the_chain_does_not_answer_and_why_and_stays_200() {
+    let node = Node::start().await;
+    let url = |port: u16| format!("http://user:s3cret@127.0.0.1:{port}/v3/s3cret?token=s3cret");
+    let urls = format!("{},{}", url(free_port()), url(node.port));
+    let relay = RelaySetup::relayers(1).env("RPC_URL", urls).env("CHAIN_ID", "31337").start().await;
+    relay.until_relayer(0, "ok").await;
+    let until_chain = async |status: &str| {
+        eventually_ok(SOON, format!("the chain to be {status}"), || async {
+            let (code, health) = relay.get("/health").await;
+            assert!(!health.to_string().contains("s3cret") && !health.to_string().contains("v3"), "{health}");
+            assert_eq!((code, &health["status"]), (200, &json!("ok")), "{health}");
+            let chain = health["parts"]["chain"].clone();
+            if chain["status"] == status { Ok(chain) } else { Err(health) }
+        })
+        .await
+    };
+    let chain = until_chain("ok").await;
+    let [first, second] = &chain["endpoints"].as_array().unwrap()[..] else { panic!("{chain}") };
+    assert_eq!((&chain["head"], &chain["lastAnswerAt"]), (&json!(HEAD), &second["lastAnswerAt"]), "{chain}");
+    assert_eq!(
+        (&first["place"], &first["status"], &first["lastAnswerAt"]),
+        (&json!(1), &json!("unavailable"), &Value::Null)
+    );
+    assert!(first["reason"].as_str().unwrap().contains("connection refused"), "{first}");
+    assert_eq!((&second["place"], &second["status"], &second["reason"]), (&json!(2), &json!("ok"), &Value::Null));
+
+    node.answer_with(StatusCode::UNAUTHORIZED);
+    let chain = until_chain("unavailable").await;
+    assert!(chain["endpoints"][1]["reason"].as_str().unwrap().contains("the key in RPC_URL (status 401)"), "{chain}");
+    assert!(chain["head"] == HEAD && chain["lastAnswerAt"].is_string(), "what was known last: {chain}");
+    assert_eq!(relay.get("/ready").await.0, 200);
+    relay.send_serial(1).await;
+
+    node.answer_with(StatusCode::OK);
+    until_chain("ok").await;
 }
 
 #[tokio::test]
