@@ -342,7 +342,7 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     say!();
     say!("Send a transaction:");
     say!();
-    say!("  curl -s http://{api}/api/v1/relay/direct \\");
+    say!("  curl -s -w '\\n' http://{api}/api/v1/relay/direct \\");
     say!("    -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
     // On a chain the relayers pay, so little, and to an account: the other address is the first contract on many chains.
     let (to, value) = match args.chain.rpc {
@@ -353,22 +353,22 @@ fn greet(args: &DevArgs, config: &Config, api: SocketAddr, relayers: &[DevRelaye
     say!();
     say!("Follow it with the transactionId of the answer:");
     say!();
-    say!("  curl -s http://{api}/api/v1/relay/status/TRANSACTION_ID -H \"X-API-Key: {key}\"");
-    say!("  curl -s http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H \"X-API-Key: {key}\"");
+    say!("  curl -s -w '\\n' http://{api}/api/v1/relay/status/TRANSACTION_ID -H \"X-API-Key: {key}\"");
+    say!("  curl -s -w '\\n' http://{api}/api/v1/relay/transactions/TRANSACTION_ID/timeline -H \"X-API-Key: {key}\"");
     say!();
     say!("Get notified: listen in another terminal, register that address, and send a transaction:");
     say!();
     say!("  {} webhooks listen", this_program());
     say!(
-        "  curl -s http://{api}/api/v1/webhooks/register -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \
+        "  curl -s -w '\\n' http://{api}/api/v1/webhooks/register -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \
          -d '{{\"url\":\"http://127.0.0.1:8080\"}}'"
     );
     say!();
     say!("Enrol a user:");
     say!();
-    say!("  curl -s http://{api}/api/v1/users -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
+    say!("  curl -s -w '\\n' http://{api}/api/v1/users -H \"X-API-Key: {key}\" -H 'Content-Type: application/json' \\");
     say!("    -d '{{\"name\":\"John Silva\",\"email\":\"john@email.com\"}}'");
-    say!("  curl -s http://{api}/api/v1/users/USER_ID -H \"X-API-Key: {key}\"");
+    say!("  curl -s -w '\\n' http://{api}/api/v1/users/USER_ID -H \"X-API-Key: {key}\"");
     say!();
     say!("Transactions: http://{api}/api/v1/relay/transactions    Health: http://{api}/health    Ctrl-C stops.");
     say!();

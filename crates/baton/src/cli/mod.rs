@@ -79,8 +79,8 @@ enum Command {
 /// Exit code of a command whose reader went away: that of a process that SIGPIPE ended.
 const READER_GONE: u8 = 141;
 
-/// Runs the process. Exit codes: 0 success, 1 failure, 2 wrong arguments or configuration, 141 the reader of the output went
-/// away.
+/// Runs the process. Exit codes: 0 success, 1 failure, 2 wrong arguments or configuration, 124 `tx watch` ended before the
+/// transaction did, 141 the reader of the output went away.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     if rustls::crypto::ring::default_provider().install_default().is_err() {

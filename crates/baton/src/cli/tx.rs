@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use uuid::Uuid;
 
-use super::output::say;
+use super::output::{complain, say};
 use crate::config::Config;
 use crate::relay::lane::RelayLane;
 use crate::relay::state::transaction::{Transaction, TransactionId};
@@ -27,7 +27,10 @@ pub enum TxCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Print each step of a transaction until it is final; exit code 1 if it failed
+    /// Print each step of a transaction until it is final; the exit code says how it ended
+    ///
+    /// Exit code 0: it succeeded. 1: it failed, or it cannot be read. 124: it was not final after --timeout and may still end
+    /// either way.
     Watch {
         /// Id of the transaction
         #[arg(value_parser = parse_id)]
@@ -156,7 +159,10 @@ fn describe_unknown_outcome(row: &Transaction) -> String {
     }
 }
 
-/// Prints each new step; the exit code is 1 if the transaction failed.
+/// Exit code of a `watch` whose time is over, as of the command `timeout`: the transaction may still end either way.
+const TIMED_OUT: u8 = 124;
+
+/// Prints each new step until the transaction is final.
 async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::Result<ExitCode> {
     let deadline = tokio::time::Instant::now() + timeout;
     let mut seen = 0;
@@ -176,7 +182,10 @@ async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::R
             let failed = row.status == crate::relay::state::transaction::Status::Failed;
             return Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
-        anyhow::ensure!(tokio::time::Instant::now() < deadline, "still {} after {} s", row.status, timeout.as_secs());
+        if tokio::time::Instant::now() >= deadline {
+            complain(format_args!("baton: {id} is still {} after {} s", row.status, timeout.as_secs()));
+            return Ok(ExitCode::from(TIMED_OUT));
+        }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -9,6 +9,7 @@ mod definition;
 mod http;
 mod log;
 mod notify;
+mod placeholder;
 mod queue;
 mod reader;
 mod relay;

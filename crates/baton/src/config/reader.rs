@@ -1,34 +1,49 @@
 //! Reads single variables by their row in the [table](super::variables) and collects every problem.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::time::Duration;
 
 use reqwest::Url;
 
 use super::definition::Kind;
+use super::placeholder::has_placeholder;
 use super::variables;
 
 pub(super) struct Vars<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
     problems: Vec<String>,
+    /// Secrets that were read and hold a placeholder.
+    placeholders: RefCell<BTreeSet<&'static str>>,
     /// Whether an API key may be short.
     pub(super) short_keys: bool,
 }
 
 impl<'a> Vars<'a> {
     pub(super) fn new(lookup: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { lookup, problems: Vec::new(), short_keys: false }
+        Self { lookup, problems: Vec::new(), placeholders: RefCell::default(), short_keys: false }
     }
 
-    /// Everything that was wrong, in the order of reading.
+    /// Everything that was wrong, in the order of reading. Of a placeholder nothing else is said: it is too short, or no
+    /// URL, only because it is one.
     pub(super) fn into_problems(self) -> Vec<String> {
-        self.problems
+        let placeholders = self.placeholders.into_inner();
+        let name = |problem: &String| problem.split(' ').next().unwrap_or_default().to_owned();
+        let others = self.problems.into_iter().filter(|problem| !placeholders.contains(name(problem).as_str()));
+        let copied =
+            placeholders.iter().map(|name| format!("{name} is, or contains, a placeholder: set the real value"));
+        others.chain(copied).collect()
     }
 
     /// The value of a variable that is set and not blank.
     pub(super) fn text(&self, name: &str) -> Option<String> {
-        debug_assert_eq!(variables::variable(name).name, name);
-        self.raw(name)
+        let variable = variables::variable(name);
+        let text = self.raw(name);
+        if variable.secret && text.as_ref().is_some_and(|text| has_placeholder(variable.kind, text)) {
+            self.placeholders.borrow_mut().insert(variable.name);
+        }
+        text
     }
 
     fn raw(&self, name: &str) -> Option<String> {

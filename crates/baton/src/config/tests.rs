@@ -197,6 +197,39 @@ fn webhook_keys_can_be_several_and_one_for_each_relayer() {
     }
 }
 
+/// A relayer answered 401 to the three dots of the documentation, and the process ran.
+#[test]
+fn a_placeholder_is_refused_for_every_secret_and_beside_other_problems() {
+    let secrets: Vec<_> = variables::variables().filter(|variable| variable.secret).collect();
+    for placeholder in ["…", "...", "changeme", "<your-key>"] {
+        let value = |variable: &Variable| match variable.kind {
+            Kind::Url(schemes) => format!("{}://user:{placeholder}@host/name", schemes[0]),
+            _ => placeholder.to_owned(),
+        };
+        let ConfigError(problems) = Config::from_vars(Service::Serve, |name| match name {
+            "OZ_RELAYER_URLS" | "SQS_QUEUE_URL" | "SQS_DLQ_URL" | "SQS_ENDPOINT_URL" => Some("http://a:1".to_owned()),
+            "AWS_ACCESS_KEY_ID" => Some("id".to_owned()),
+            "PORT" => Some("70000".to_owned()),
+            _ => secrets.iter().find(|variable| variable.name == name).map(|variable| value(variable)),
+        })
+        .unwrap_err();
+        for name in secrets.iter().map(|variable| variable.name) {
+            let of_this: Vec<_> = problems.iter().filter(|found| found.starts_with(&format!("{name} "))).collect();
+            assert!(matches!(&of_this[..], [found] if found.contains("placeholder")), "{name}: {of_this:?}");
+        }
+        assert!(problems.iter().all(|found| !found.contains(placeholder)), "{problems:?}");
+        assert_eq!(problems.len(), secrets.len() + 1, "and PORT: {problems:?}");
+    }
+}
+
+#[test]
+fn a_placeholder_that_a_process_does_not_read_is_no_problem() {
+    let vars = [("OZ_RELAYER_API_KEY", "…"), ("CLIENT_WEBHOOK_SECRET", "whsec_…"), ("AWS_SECRET_ACCESS_KEY", "…")];
+    assert!(read(Service::UsersConsumer, &vars).is_ok());
+    let commanded = read(Service::Command, &[("DATABASE_URL", "mysql://baton:…@db/baton")]).unwrap_err();
+    assert!(commanded.0[0].starts_with("DATABASE_URL "), "{commanded}");
+}
+
 /// Each secret variable gets a value with a marker that must not reach any log.
 #[test]
 fn secrets_do_not_print() {

@@ -67,6 +67,28 @@ pub struct TransportError {
     pub status: Option<StatusCode>,
 }
 
+impl TransportError {
+    /// What to look at, for `/health`, which is public: without what the network said.
+    pub fn public_reason(&self) -> &'static str {
+        match self.kind {
+            TransportFailure::TimedOut => "no answer in time",
+            TransportFailure::AnswerTooLong => "its answer is too long",
+            TransportFailure::Lost | TransportFailure::Fenced => "the connection was lost",
+            TransportFailure::NoConnection => {
+                let cause = self.cause.to_lowercase();
+                let known = [
+                    ("lookup address", "its host name cannot be resolved (DNS)"),
+                    ("refused", "connection refused: nothing listens there"),
+                    ("certificate", "its TLS certificate is not accepted"),
+                    ("unreachable", "there is no route to its host"),
+                ];
+                let known = known.iter().find(|(word, _)| cause.contains(word));
+                known.map_or("no connection", |(_, reason)| reason)
+            }
+        }
+    }
+}
+
 /// How far a request without an answer may have got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransportFailure {

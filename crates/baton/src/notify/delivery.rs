@@ -23,6 +23,9 @@ use crate::relay::store::notifications::{
 };
 use crate::timestamp::Timestamp;
 
+/// Why a delivery without its event is given up, in the log of attempts.
+const EVENT_MISSING: &str = "nothing was sent: the event is missing in the database; read the transaction's status";
+
 /// Delivers what the queue hands out.
 pub struct Deliverer {
     /// Where the deliveries come from.
@@ -57,7 +60,11 @@ impl Handler for Deliverer {
         if endpoint.disabled.is_some() {
             return again("the endpoint is disabled".to_owned());
         }
-        let (at, sent) = self.attempt(&endpoint, &delivery).await;
+        let Some(payload) = delivery.payload.clone() else {
+            self.give_up_missing(&endpoint, delivery).await;
+            return Outcome::Done;
+        };
+        let (at, sent) = self.attempt(&endpoint, &delivery, &payload).await;
         let mut record = self.record(&endpoint, delivery, at, sent);
         if record.then != DeliveryThen::Delivered && self.has_changed(&endpoint).await {
             // The answer is about another URL, or its owner has just looked after it.
@@ -71,12 +78,12 @@ impl Handler for Deliverer {
 }
 
 impl Deliverer {
-    async fn attempt(&self, endpoint: &Endpoint, delivery: &Delivery) -> (Timestamp, Sent) {
+    async fn attempt(&self, endpoint: &Endpoint, delivery: &Delivery, payload: &str) -> (Timestamp, Sent) {
         let now = self.clock.now();
         // Receivers compare with their own clocks, so this is the time of this machine.
         let timestamp = Timestamp::from(self.clock.wall()).0 / 1000;
         let Some(signature) =
-            signature::sign(&self.secrets(endpoint, now), &delivery.event.0, timestamp, delivery.payload.as_bytes())
+            signature::sign(&self.secrets(endpoint, now), &delivery.event.0, timestamp, payload.as_bytes())
         else {
             let error = Some("the endpoint's secret is missing or malformed".to_owned());
             return (now, Sent { error, ..Sent::default() });
@@ -86,10 +93,38 @@ impl Deliverer {
             ("webhook-timestamp", timestamp.to_string()),
             ("webhook-signature", signature),
         ];
-        let body = Bytes::from(delivery.payload.clone());
+        let body = Bytes::from(payload.to_owned());
         let sent = self.sender.send(&endpoint.owner, &endpoint.url, headers, body).await;
         self.queue.attempted(&endpoint.owner, &endpoint.url, sent.host);
         (now, sent)
+    }
+
+    /// Ends a delivery whose event is missing, so that those behind it go on. It says nothing about the endpoint.
+    async fn give_up_missing(&self, endpoint: &Endpoint, delivery: Delivery) {
+        let now = self.clock.now();
+        let attempt = Attempt {
+            id: self.random.uuid_v7(),
+            event: delivery.event.clone(),
+            number: delivery.attempts + 1,
+            at: now,
+            duration: Duration::ZERO,
+            status: None,
+            error: Some(EVENT_MISSING.to_owned()),
+            answer: None,
+        };
+        let (then, then_endpoint) = (DeliveryThen::GivenUp, EndpointThen::Unchanged);
+        let endpoint_version = endpoint.version;
+        let record = AttemptRecord { delivery, attempt, then, endpoint: then_endpoint, endpoint_version, now };
+        if self.store_record(&record).await != Some(Recorded::AsDecided) {
+            return;
+        }
+        counter!("baton_webhook_attempts_total", "result" => "event_missing").increment(1);
+        error!(
+            endpointId = %endpoint.id, key = endpoint.owner, eventId = %record.delivery.event,
+            transactionId = %record.delivery.transaction, action = "webhook_event_missing",
+            "the event was deleted before it was delivered, so it is given up; tell the endpoint's owner to read the \
+             transaction's status"
+        );
     }
 
     /// Whether the endpoint has another URL since it was read, or was disabled. Other changes leave the schedule as it is:

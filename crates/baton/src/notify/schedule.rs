@@ -135,7 +135,7 @@ mod tests {
             position: 4,
             created_at: NOW,
             attempts,
-            payload: "{}".to_owned(),
+            payload: Some("{}".to_owned()),
             lease: Uuid::from_u128(2),
         }
     }

@@ -1,11 +1,16 @@
-//! The relay lane's part of `/ready` and `/health`: store, queue, cache and relayers.
+//! The relay lane's part of `/ready` and `/health`: store, queue, cache, relayers and chain.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
+use tokio::sync::Mutex;
 
+use crate::clock::Clock;
 use crate::http::health::{HealthCheck, LaneHealth, PART_TIMEOUT, QueueCheck, in_time};
+use crate::relay::chain::Chain;
+use crate::relay::chain::endpoint::EndpointView;
 use crate::relay::relayer::pool::Pool;
 use crate::relay::relayer::routing::RelayerView;
 use crate::relay::update::guarded_store::GuardedStore;
@@ -18,6 +23,33 @@ pub struct RelayHealth {
     pub queue: QueueCheck,
     /// The relayers, as this process sees them.
     pub pool: Arc<Pool>,
+    /// The chain, if this process asks it.
+    pub chain: Option<ChainLook>,
+}
+
+/// Looks at the chain for `/health`: a process may have had no reason to ask it for long.
+pub struct ChainLook {
+    chain: Arc<Chain>,
+    clock: Clock,
+    /// Shortest pause between two looks. Providers count calls, and anyone may ask for `/health`.
+    every: Duration,
+    looked: Mutex<Option<Instant>>,
+}
+
+impl ChainLook {
+    /// Looks at this chain, at most once in each period of this length.
+    pub fn new(chain: Arc<Chain>, clock: Clock, every: Duration) -> Self {
+        Self { chain, clock, every, looked: Mutex::default() }
+    }
+
+    async fn check(&self) -> Value {
+        let mut looked = self.looked.lock().await;
+        if looked.is_none_or(|at| self.clock.elapsed(at) >= self.every) {
+            self.chain.look(PART_TIMEOUT).await;
+            *looked = Some(self.clock.instant());
+        }
+        chain_part(&self.chain.endpoints())
+    }
 }
 
 #[async_trait]
@@ -33,8 +65,18 @@ impl HealthCheck for RelayHealth {
     async fn check(&self) -> LaneHealth {
         // The counts are read; the ping is a write, which a full disk refuses.
         let store = async { tokio::try_join!(self.guarded.store.ping(), self.guarded.store.counts()) };
-        let (counts, (queue_healthy, queue), cache) =
-            tokio::join!(tokio::time::timeout(PART_TIMEOUT, store), self.queue.check(), self.guarded.cache.ping());
+        let chain = async {
+            match &self.chain {
+                Some(chain) => Some(chain.check().await),
+                None => None,
+            }
+        };
+        let (counts, (queue_healthy, queue), cache, chain) = tokio::join!(
+            tokio::time::timeout(PART_TIMEOUT, store),
+            self.queue.check(),
+            self.guarded.cache.ping(),
+            chain
+        );
         let relayers = self.pool.view();
         let able = relayers.iter().filter(|relayer| relayer.is_able()).count();
         let store = match &counts {
@@ -61,11 +103,40 @@ impl HealthCheck for RelayHealth {
         let status = if enough { "ok" } else { "unavailable" };
         let relayers = json!({ "status": status, "able": able, "each": each.collect::<Value>() });
         let parts = [("store", store), ("queue", queue), ("cache", json!({ "status": cache })), ("relayers", relayers)];
+        // Nor is the chain: what needs it waits, gasless requests get 503 with the reason, and everything else goes on.
+        let chain = chain.map(|part| ("chain", part));
         LaneHealth {
             healthy: matches!(counts, Ok(Ok(_))) && queue_healthy && enough,
-            parts: parts.map(|(name, part)| (name.to_owned(), part)).into_iter().collect(),
+            parts: parts.into_iter().chain(chain).map(|(name, part)| (name.to_owned(), part)).collect(),
         }
     }
+}
+
+/// The JSON of a chain whose endpoints, in the order of `RPC_URL`, last showed this.
+fn chain_part(endpoints: &[EndpointView]) -> Value {
+    let answering = || endpoints.iter().filter(|endpoint| endpoint.answers);
+    // One that does not answer may be far behind, or on a chain that was reset.
+    let head = answering().filter_map(|endpoint| endpoint.head).max();
+    let head = head.or_else(|| endpoints.iter().filter_map(|endpoint| endpoint.head).max());
+    let status = |answers| if answers { "ok" } else { "unavailable" };
+    let each = endpoints.iter().enumerate().map(|(index, endpoint)| {
+        let mut part = json!({
+            "place": index + 1,
+            "status": status(endpoint.answers),
+            "head": endpoint.head,
+            "lastAnswerAt": endpoint.answered_at,
+        });
+        if let Some(reason) = &endpoint.reason {
+            part["reason"] = json!(reason);
+        }
+        part
+    });
+    json!({
+        "status": status(answering().next().is_some()),
+        "head": head,
+        "lastAnswerAt": endpoints.iter().filter_map(|endpoint| endpoint.answered_at).max(),
+        "endpoints": each.collect::<Value>(),
+    })
 }
 
 fn relayer_part(relayer: &RelayerView) -> Value {

@@ -20,7 +20,7 @@ use crate::relay::accept::intake::TransactionIntake;
 use crate::relay::chain::Chain;
 use crate::relay::chain::account::AccountReader;
 use crate::relay::engine::{QUEUE, RelayEngine};
-use crate::relay::health::RelayHealth;
+use crate::relay::health::{ChainLook, RelayHealth};
 use crate::relay::observe::api::{self as read_api, ReadApi};
 use crate::relay::observe::block::Blocks;
 use crate::relay::observe::status::StatusLookup;
@@ -108,8 +108,9 @@ impl RelayLane {
             chain_id: relay.chain_id,
             has_chain: relay.chain.is_some(),
         };
-        let pool = Pool::new(clients, settings, Arc::clone(&guarded.store), clock);
-        let chain = relay.chain.as_ref().map(Chain::new).transpose().map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
+        let pool = Pool::new(clients, settings, Arc::clone(&guarded.store), clock.clone());
+        let chain = relay.chain.as_ref().map(|chain| Chain::new(chain, clock)).transpose();
+        let chain = chain.map_err(|why| anyhow::anyhow!(why))?.map(Arc::new);
         let notifications = engine.notifications();
         Ok(Self {
             guarded,
@@ -131,7 +132,11 @@ impl RelayLane {
     /// The lane's part of `/ready` and `/health`.
     pub fn health(&self) -> RelayHealth {
         let queue = QueueCheck { queue: Arc::clone(&self.guarded.queue), file: self.engine.queue_file() };
-        RelayHealth { guarded: Arc::clone(&self.guarded), queue, pool: Arc::clone(&self.pool) }
+        // A process without relayers, such as a notifier, never asks the chain.
+        let chain = self.chain.clone().filter(|_| !self.config.relayers.is_empty());
+        let every = self.config.health_interval;
+        let chain = chain.map(|chain| ChainLook::new(chain, self.guarded.clock.clone(), every));
+        RelayHealth { guarded: Arc::clone(&self.guarded), queue, pool: Arc::clone(&self.pool), chain }
     }
 
     /// The routes that need an API key.

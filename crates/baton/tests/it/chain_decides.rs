@@ -152,8 +152,8 @@ impl Fixture {
         config.timings.unproven_wait = GIVEN_UP_AFTER;
         let mut chain = config.chain.unwrap();
         chain.finality_blocks = FINALITY;
-        let chain = Arc::new(Chain::new(&chain).unwrap());
         let clock = Clock::of_file(database.clock());
+        let chain = Arc::new(Chain::new(&chain, clock.clone()).unwrap());
         let guarded = Arc::new(GuardedStore {
             store: store.clone(),
             queue: Arc::new(MemoryQueue::new("relay-transactions", QueueOptions::default())),

@@ -92,6 +92,22 @@ async fn tx_show_watch_and_resolve_work_beside_a_running_service() {
     assert!(code == 1 && output.contains("no transaction"), "{output}");
 }
 
+/// A script must not take a transaction for failed that may still succeed.
+#[tokio::test]
+async fn a_watch_that_timed_out_has_another_exit_code_than_a_failed_transaction() {
+    let relay = RelaySetup::relayers(1).start().await;
+    relay.relayers[0].set_faults(Faults::every(PostFault::Refused("never".into())));
+    let failed = relay.send_serial(1).await;
+    let (code, watched) = relay.command(["tx", "watch", &failed]).await;
+    assert!(code == 1 && watched.contains("final: failed"), "{code}: {watched}");
+    relay.relayers[0].stop_listening().await;
+    let waiting = relay.send_serial(2).await;
+    let (code, watched) = relay.command(["tx", "watch", &waiting, "--timeout", "0"]).await;
+    assert!(code == 124 && watched.contains("is still pending after 0 s"), "{code}: {watched}");
+    let (_, help) = relay.command(["tx", "watch", "--help"]).await;
+    assert!(help.contains("124: it was not final"), "{help}");
+}
+
 #[tokio::test]
 async fn a_message_buried_by_the_queue_is_put_back_while_its_row_has_attempts_left() {
     // With one receive per message, the queue buries every message that the killed consumer had received.

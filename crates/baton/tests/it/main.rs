@@ -9,6 +9,7 @@ mod chain_decides;
 mod commands;
 mod data_directory;
 mod dev;
+mod docs;
 mod endpoint_health;
 mod full_disk;
 mod journey;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use baton::config::Secret;
 use baton::notify::signature;
+use harness::engine::TestEngine;
 use harness::ports::free_port;
 use harness::sink::{Received, Reply, Sink};
 use harness::wait::{eventually, eventually_ok};
@@ -316,6 +317,37 @@ async fn an_environments_endpoint_at_a_refused_address_is_warned_about_at_the_st
         .await;
         assert!(output.contains(wanted) && !output.contains("s3cret"), "{output}");
     }
+}
+
+/// Something deletes the row of an event that waits for its next attempt.
+#[tokio::test]
+async fn an_event_that_is_missing_is_given_up_and_reported_and_the_next_one_follows() {
+    let relay = setup().engine(TestEngine::Embedded).env("WEBHOOK_SCHEDULE_SECOND_US", "200000").start().await;
+    let sink = Sink::start().await;
+    sink.reply(Reply::Status(500));
+    let registered = register(&relay, &sink.url(), &["transaction.submitted", "transaction.completed"]).await;
+    let id = relay.send(&serial_body(1)).await;
+    sink.wait_for(1, SOON).await;
+    let file = std::path::Path::new(&relay.env["BATON_DATA_DIR"]).join("baton.db");
+    let database = rusqlite::Connection::open(file).unwrap();
+    database.busy_timeout(SOON).unwrap();
+    assert_eq!(database.execute("DELETE FROM events WHERE id LIKE '%submitted'", []).unwrap(), 1);
+    eventually(SOON, "the log to say so", || async {
+        relay.api.output().contains("webhook_event_missing").then_some(())
+    })
+    .await;
+    sink.reply(Reply::Ok);
+    eventually_ok(SOON, "the event behind it", || async {
+        let received = sink.received();
+        let is_next =
+            |one: &Received| one.json()["event"] == "transaction.completed" && one.json()["transactionId"] == id;
+        if received.iter().any(is_next) { Ok(()) } else { Err(format!("{} arrived", received.len())) }
+    })
+    .await;
+    assert_eq!(endpoint(&relay, &registered).await["givenUp"], 1);
+    let (_, attempts) = relay.command(["webhooks", "attempts", &registered.id]).await;
+    assert!(attempts.contains("failed: nothing was sent: the event is missing in the database"), "{attempts}");
+    assert_eq!(relay.metric("baton_webhook_attempts_total", "event_missing").await, 1.0);
 }
 
 #[tokio::test]

@@ -84,6 +84,8 @@ async fn dev_prints_a_curl_that_works_and_stops_cleanly() {
     let command: String =
         printed.lines().skip_while(|line| !line.contains("curl -s")).take(3).collect::<Vec<_>>().join("\n");
     assert!(command.contains("/api/v1/relay/direct") && printed.contains("touches no chain"), "{printed}");
+    let mut commands = printed.lines().filter(|line| line.contains("curl "));
+    assert!(commands.all(|line| line.contains(r"curl -s -w '\n' ")), "answers would run together: {printed}");
     let listen = format!("  {} webhooks listen\n", env!("CARGO_BIN_EXE_baton"));
     assert!(printed.contains(&listen), "{printed}");
     let out = std::process::Command::new("sh").arg("-c").arg(command).output().unwrap();

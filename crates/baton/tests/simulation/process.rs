@@ -109,7 +109,8 @@ impl ConsumerProcess {
             finality_blocks,
             calls_per_second: None,
         };
-        let chain = Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain).unwrap());
+        let chain =
+            Arc::new(Chain::over(Arc::new(SimChain { sim: sim.clone() }), &chain, guarded.clock.clone()).unwrap());
         let check = decides.then(|| {
             let reader = AccountReader::new(Arc::clone(&chain), guarded.clock.clone(), finality_blocks);
             Arc::new(ChainCheck::new(Arc::new(reader), Arc::clone(&guarded), Arc::clone(&pool), QUESTION_TIMEOUT))

@@ -18,6 +18,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use self::blocks::Block;
 use self::kept::{Account, Tail};
+use super::endpoint::NoAnswer;
 use super::{Chain, ChainError, bytes, number};
 use crate::clock::Clock;
 use crate::relay::request::call::Call;
@@ -506,7 +507,7 @@ impl AccountReader {
                 let now = self.clock.instant();
                 let mut limits = self.limits();
                 if limits.paused_until.is_some_and(|until| now < until) {
-                    return Err(ChainError::Unreachable("it is not asked again so soon after a failure".into()));
+                    return Err(ChainError::Unreachable(NoAnswer::Paused));
                 }
                 let Some(rate) = limits.rate else { return Ok(()) };
                 let gained = now.saturating_duration_since(limits.filled_at).as_secs_f64() * rate;

@@ -1,5 +1,6 @@
 //! Asks the chain behind `RPC_URL`, over JSON-RPC: the forwarder's nonces, which addresses have code, how a call would end,
-//! and which block a transaction is in. [`account`] reads which transactions an account has made.
+//! and which block a transaction is in. [`account`] reads which transactions an account has made; [`endpoint`] keeps what the
+//! calls showed of each URL, for `/health`.
 //!
 //! The chain is first asked when an answer is needed, so that a service starts while the chain is unavailable. Before its
 //! first answer each endpoint's chain id is compared with the configuration, and the forwarder before it is used. With
@@ -7,6 +8,7 @@
 //! retried here: the caller decides what a missing answer means.
 
 pub mod account;
+pub mod endpoint;
 pub mod revert;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,12 +17,15 @@ use std::time::Duration;
 
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{SolCall, sol};
+use futures::future::join_all;
 use metrics::counter;
 use reqwest::header::HeaderMap;
-use reqwest::{Method, Url};
+use reqwest::{Method, StatusCode, Url};
 use serde_json::{Value, json};
 use tracing::{error, warn};
 
+use self::endpoint::{Endpoint, EndpointView, NoAnswer};
+use crate::clock::Clock;
 use crate::config::{ChainConfig, ForwarderConfig};
 use crate::evm::parse_amount;
 use crate::http::outgoing::{self, ConnectionLimits};
@@ -40,6 +45,7 @@ sol! {
 /// The chain at `RPC_URL`.
 pub struct Chain {
     transport: Arc<dyn Transport>,
+    clock: Clock,
     endpoints: Vec<Endpoint>,
     /// The endpoint that answered last.
     current: AtomicUsize,
@@ -54,21 +60,12 @@ pub struct Chain {
     forwarder_checked: AtomicBool,
 }
 
-/// One URL of `RPC_URL`.
-struct Endpoint {
-    url: Url,
-    /// Whether it was found to be on the right chain.
-    checked: AtomicBool,
-    /// Whether the log says that it is on another one.
-    announced: AtomicBool,
-}
-
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
     /// No answer, or none in time.
     #[error("the chain did not answer")]
-    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Unreachable(#[source] NoAnswer),
     /// A JSON-RPC error.
     #[error("the chain answered with error {code}: {message}")]
     Refused {
@@ -112,16 +109,15 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 impl Chain {
     /// The chain of the configuration; nothing is sent yet.
-    pub fn new(config: &ChainConfig) -> Result<Self, String> {
+    pub fn new(config: &ChainConfig, clock: Clock) -> Result<Self, String> {
         let http = outgoing::client(ConnectionLimits { idle: IDLE_TIMEOUT, unacknowledged: None })?;
-        Self::over(Arc::new(HttpTransport::new(http, HeaderMap::new())), config)
+        Self::over(Arc::new(HttpTransport::new(http, HeaderMap::new())), config, clock)
     }
 
     /// [`Chain::new`] over any transport.
-    pub fn over(transport: Arc<dyn Transport>, config: &ChainConfig) -> Result<Self, String> {
+    pub fn over(transport: Arc<dyn Transport>, config: &ChainConfig, clock: Clock) -> Result<Self, String> {
         let endpoints = config.rpc_url.expose().split(',').map(str::trim).filter(|url| !url.is_empty());
-        let endpoint = |url| Endpoint { url, checked: AtomicBool::new(false), announced: AtomicBool::new(false) };
-        let endpoints: Result<Vec<Endpoint>, _> = endpoints.map(|url| Url::parse(url).map(endpoint)).collect();
+        let endpoints: Result<Vec<Endpoint>, _> = endpoints.map(|url| Url::parse(url).map(Endpoint::new)).collect();
         let endpoints = endpoints.map_err(|error| format!("RPC_URL: {error}"))?;
         if endpoints.is_empty() {
             return Err("RPC_URL is empty".to_owned());
@@ -137,7 +133,44 @@ impl Chain {
         }
         let forwarder_checked = AtomicBool::new(false);
         let finality = config.finality_blocks;
-        Ok(Self { transport, endpoints, current, timeout, chain_id, finality, id, forwarder, forwarder_checked })
+        Ok(Self { transport, clock, endpoints, current, timeout, chain_id, finality, id, forwarder, forwarder_checked })
+    }
+
+    /// Asks every endpoint for its newest block, for `limit` in all. [`Chain::endpoints`] then shows what came of it.
+    pub async fn look(&self, limit: Duration) {
+        let (count, first) = (self.endpoints.len(), self.endpoint());
+        if self.id.get().is_none() && count > 1 {
+            // The first that answers decides which chain it is: in the order of other calls, or a standby might.
+            let each = limit / u32::try_from(count).unwrap_or(u32::MAX);
+            for offset in 0..count {
+                self.look_at((first + offset) % count, each).await;
+            }
+        } else {
+            join_all((0..count).map(|index| self.look_at(index, limit))).await;
+        }
+    }
+
+    /// What the last calls showed of each endpoint, in the order of `RPC_URL`.
+    pub fn endpoints(&self) -> Vec<EndpointView> {
+        self.endpoints.iter().map(Endpoint::view).collect()
+    }
+
+    async fn look_at(&self, index: usize, limit: Duration) {
+        const METHOD: &str = "eth_getBlockByNumber";
+        let endpoint = &self.endpoints[index];
+        let asked = async {
+            self.check_endpoint(index).await?;
+            counter!("baton_rpc_calls_total", "method" => METHOD).increment(1);
+            let newest = result(self.post(&endpoint.url, &question(METHOD, json!(["latest", false]))).await?)?;
+            number(&newest["number"]).ok_or(ChainError::Unreadable("the newest block"))
+        };
+        let head = self.clock.timeout(limit, asked).await;
+        let head = head.unwrap_or_else(|late| Err(ChainError::Unreachable(late.into())));
+        endpoint.saw(&head, self.clock.now());
+        match head {
+            Ok(head) => endpoint.saw_head(head),
+            Err(_) => counter!("baton_rpc_failures_total").increment(1),
+        }
     }
 
     /// The chain's id.
@@ -322,11 +355,14 @@ impl Chain {
         let mut failure = None;
         for offset in 0..self.endpoints.len() {
             let index = (first + offset) % self.endpoints.len();
+            let endpoint = &self.endpoints[index];
             let answer = async {
                 self.check_endpoint(index).await?;
-                self.post(&self.endpoints[index].url, body).await
+                self.post(&endpoint.url, body).await
             };
-            match answer.await {
+            let answer = answer.await;
+            endpoint.saw(&answer, self.clock.now());
+            match answer {
                 Ok(answer) => {
                     self.current.store(index, Ordering::Relaxed);
                     return Ok(answer);
@@ -357,12 +393,17 @@ impl Chain {
         match serde_json::from_slice::<Value>(&answer.body) {
             // Some nodes answer a call that reverts with status 4xx or 5xx; the JSON-RPC answer is in the body.
             Ok(answer) if answer.get("result").is_some() || answer.get("error").is_some_and(Value::is_object) => {
-                match not_served(status.as_u16(), &answer) {
-                    true => Err(ChainError::Unreachable(format!("status {status}: {}", answer["error"]).into())),
-                    false => Ok(answer),
+                let limited = is_limited(status, &answer);
+                if limited || matches!(status.as_u16(), 401..=403 | 502..=504) {
+                    let detail = format!(": {}", answer["error"]);
+                    return Err(ChainError::Unreachable(NoAnswer::Refused { status, limited, detail }));
                 }
+                Ok(answer)
             }
-            _ if !status.is_success() => Err(ChainError::Unreachable(format!("status {status}").into())),
+            _ if !status.is_success() => {
+                let limited = is_limited(status, &Value::Null);
+                Err(ChainError::Unreachable(NoAnswer::Refused { status, limited, detail: String::new() }))
+            }
             _ => Err(ChainError::Unreadable("it is no JSON-RPC")),
         }
     }
@@ -388,18 +429,17 @@ impl From<TransportError> for ChainError {
     fn from(error: TransportError) -> Self {
         match error.kind {
             TransportFailure::AnswerTooLong => Self::TooLong,
-            _ => Self::Unreachable(error.into()),
+            _ => Self::Unreachable(NoAnswer::Transport(error)),
         }
     }
 }
 
-/// Whether an endpoint refuses to work for us, whatever the question: its limit is reached, or our key is not accepted.
-/// Another endpoint may answer.
-fn not_served(status: u16, answer: &Value) -> bool {
+/// Whether an endpoint refuses to work because the limit of calls is reached. Another endpoint may answer.
+fn is_limited(status: StatusCode, answer: &Value) -> bool {
     /// "Limit exceeded" (EIP-1474), and the code that providers take from HTTP.
     const LIMITS: [i64; 2] = [-32_005, 429];
     let code = answer["error"]["code"].as_i64();
-    matches!(status, 401..=403 | 429 | 502..=504) || code.is_some_and(|code| LIMITS.contains(&code))
+    status == StatusCode::TOO_MANY_REQUESTS || code.is_some_and(|code| LIMITS.contains(&code))
 }
 
 /// Longest text of an error that is kept, in characters.

@@ -240,7 +240,8 @@ impl World {
             finality_blocks: FINALITY,
             calls_per_second: None,
         };
-        let reader = AccountReader::new(Arc::new(Chain::over(wire(), &config).unwrap()), clock, FINALITY);
+        let chain = Arc::new(Chain::over(wire(), &config, clock.clone()).unwrap());
+        let reader = AccountReader::new(chain, clock, FINALITY);
         let chain = Arc::new(ChainCheck::new(Arc::new(reader), Arc::clone(&guarded), Arc::clone(&pool), second));
         let settings = ReconcilerSettings {
             interval: Duration::from_millis(20),

@@ -462,21 +462,7 @@ pub fn public_reason(error: &RelayerError) -> String {
         RelayerError::Status { status, .. } => format!("it answers with status {status}"),
         RelayerError::TooLong => "its answer is too long".to_owned(),
         RelayerError::Unreadable(_) => "its answer is not that of a relayer".to_owned(),
-        RelayerError::Unreachable(error) => match error.kind {
-            TransportFailure::TimedOut => "no answer in time".to_owned(),
-            TransportFailure::NoConnection => {
-                let cause = error.cause.to_lowercase();
-                let known = [
-                    ("lookup address", "its host name cannot be resolved (DNS)"),
-                    ("refused", "connection refused: nothing listens there"),
-                    ("certificate", "its TLS certificate is not accepted"),
-                    ("unreachable", "there is no route to its host"),
-                ];
-                let known = known.iter().find(|(word, _)| cause.contains(word));
-                known.map_or("no connection", |(_, reason)| reason).to_owned()
-            }
-            _ => "the connection was lost".to_owned(),
-        },
+        RelayerError::Unreachable(error) => error.public_reason().to_owned(),
     }
 }
 

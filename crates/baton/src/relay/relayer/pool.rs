@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::client::RelayerClient;
 use crate::clock::Clock;
 use crate::config::RoutingSettings;
-use crate::relay::relayer::routing::{NoChoice, Reason, RelayerView, Router, Sent};
+use crate::relay::relayer::routing::{NoChoice, RelayerView, Router, Sent, Skipped};
 use crate::relay::state::transaction::RelayerUrl;
 use crate::relay::store::TransactionStore;
 
@@ -69,14 +69,14 @@ pub struct Chosen {
 
 /// No relayer can take work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unavailable(pub Vec<(RelayerUrl, Reason)>);
+pub struct Unavailable(pub Vec<Skipped>);
 
 impl std::fmt::Display for Unavailable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("no relayer can take work (")?;
-        for (position, (url, reason)) in self.0.iter().enumerate() {
+        for (position, skipped) in self.0.iter().enumerate() {
             let comma = if position == 0 { "" } else { ", " };
-            write!(f, "{comma}{url}: {}", reason.name())?;
+            write!(f, "{comma}{skipped}")?;
         }
         f.write_str(")")
     }

@@ -102,11 +102,11 @@ impl Pool {
             }
             Err(error) => {
                 self.count_failure(index);
-                self.router().not_listed_because(index, public_reason(&error));
-                if self.router().not_listed(index, error.is_only_slow()) {
+                let why = public_reason(&error);
+                if self.router().not_listed(index, error.is_only_slow(), &why) {
                     warn!(
-                        action = "relayer_health_failed", relayer = %client.url(),
-                        "the relayer's health check failed: {}",
+                        action = "relayer_health_failed", relayer = %client.url(), reason = why,
+                        "the relayer's health check failed: {why}. In full: {}",
                         describe(&error)
                     );
                 }
@@ -141,9 +141,10 @@ impl Pool {
             Err(error) => {
                 self.count_failure(index);
                 if self.router().not_reported(index, error.is_only_slow()) {
+                    let why = public_reason(&error);
                     warn!(
-                        action = "relayer_health_failed", relayer = %client.url(),
-                        "reading the relayer's status failed: {}",
+                        action = "relayer_health_failed", relayer = %client.url(), reason = why,
+                        "reading the relayer's status failed: {why}. In full: {}",
                         describe(&error)
                     );
                 }

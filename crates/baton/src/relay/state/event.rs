@@ -40,6 +40,11 @@ impl EventType {
         }
     }
 
+    /// The end of the name, which is also that of an event's id.
+    fn suffix(self) -> &'static str {
+        self.name().rsplit('.').next().unwrap_or_default()
+    }
+
     /// The kind of that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::SUBSCRIBABLE.into_iter().chain([Self::Test]).find(|kind| kind.name() == name)
@@ -55,8 +60,14 @@ impl EventId {
     /// event; `which` tells several events of one kind apart. Ids sort by the age of their transactions, so that those in
     /// use are next to each other in the database.
     fn derive(transaction: TransactionId, kind: EventType, which: u64) -> Self {
-        let kind = kind.name().rsplit('.').next().unwrap_or_default();
-        Self(format!("evt_{}_{which:x}_{kind}", transaction.0.simple()))
+        Self(format!("evt_{}_{which:x}_{}", transaction.0.simple(), kind.suffix()))
+    }
+
+    /// The kind of the event by its id alone, for one that is missing. The id of a test names none.
+    pub fn kind(&self) -> EventType {
+        let suffix = self.0.rsplit('_').next();
+        let named = EventType::SUBSCRIBABLE.into_iter().find(|kind| suffix == Some(kind.suffix()));
+        named.unwrap_or(EventType::Test)
     }
 }
 
@@ -246,6 +257,8 @@ mod tests {
         assert_ne!(ends[0].id, ends[1].id);
         assert_eq!(ends[1].id.0, format!("evt_{}_{:x}_completed", bound.id.0.simple(), bound.version + 1));
         assert!(ends[1].id.0.len() <= 64, "as long as a column");
+        assert_eq!([&first[0], &ends[0], &ends[1]].map(|event| event.id.kind() == event.kind), [true; 3]);
+        assert_eq!(EventId("evt_67e5504410b1426f9247bb680e5fe0c8".to_owned()).kind(), EventType::Test);
     }
 
     #[test]

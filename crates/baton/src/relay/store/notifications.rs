@@ -39,7 +39,8 @@ pub trait NotificationStore: Send + Sync + 'static {
 
     /// Leases due deliveries until `until`, at most `places` of each endpoint: the longest due first, and never one that
     /// follows an undelivered event of the same transaction: that is not due before the earlier one has ended. Of an endpoint
-    /// that has nothing else due, such deliveries are put off, so that [`Self::due_endpoints`] does not list it.
+    /// that has nothing else due, such deliveries are put off, so that [`Self::due_endpoints`] does not list it. A delivery whose
+    /// event is missing is leased too, without a payload: it has to end, or those behind it never go on.
     async fn lease_deliveries(
         &self,
         places: &[(EndpointId, usize)],
@@ -61,7 +62,7 @@ pub trait NotificationStore: Send + Sync + 'static {
     /// was written.
     async fn put_test(&self, endpoint: EndpointId, event: &Event, max: usize) -> Result<bool, StoreError>;
 
-    /// Makes events due again for an endpoint.
+    /// Makes events due again for an endpoint; never one that is missing.
     async fn requeue(&self, endpoint: EndpointId, what: &Requeue, now: Timestamp) -> Result<Requeued, StoreError>;
 
     /// A page of an endpoint's attempts, newest first, after the attempt `before`.
@@ -176,8 +177,8 @@ pub struct Delivery {
     pub created_at: Timestamp,
     /// Attempts before this one.
     pub attempts: u32,
-    /// What is sent.
-    pub payload: String,
+    /// What is sent; none if the event is missing: something deleted it before it was delivered.
+    pub payload: Option<String>,
     /// Identifies the lease.
     pub lease: Uuid,
 }
@@ -463,7 +464,7 @@ mod tests {
                 position: 4,
                 created_at: Timestamp(0),
                 attempts: 0,
-                payload: "{}".to_owned(),
+                payload: Some("{}".to_owned()),
                 lease: Uuid::from_u128(2),
             };
             let attempt = Attempt {

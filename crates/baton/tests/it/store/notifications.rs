@@ -72,6 +72,7 @@ on_every_database! {
     an_event_that_is_given_back_waits_for_an_earlier_one
     an_event_that_waits_for_a_delivered_one_is_recovered
     an_endpoint_with_nothing_to_lease_leaves_its_place_to_others
+    a_delivery_whose_event_is_missing_ends_and_those_behind_it_go_on
 }
 
 fn endpoint(owner: &str, events: &[EventType]) -> Endpoint {
@@ -208,7 +209,7 @@ async fn events_are_written_with_the_change_or_not_at_all(fixture: &StoreFixture
     assert_eq!(fixture.store.save(&moved).await.unwrap(), Saved::Yes { early: false });
     let leased = lease(fixture, &endpoint, now() + MINUTE).await;
     assert_eq!(kinds(&leased), [EventType::Submitted]);
-    let payload: serde_json::Value = serde_json::from_str(&leased[0].payload).unwrap();
+    let payload: serde_json::Value = serde_json::from_str(leased[0].payload.as_ref().unwrap()).unwrap();
     assert_eq!(payload["event"], "transaction.submitted");
     assert_eq!(payload["transactionId"], claimed.id.to_string());
     assert_eq!(payload["sequence"], moved.transaction.version);
@@ -968,11 +969,17 @@ async fn an_event_that_waits_for_a_delivered_one_is_recovered(fixture: &StoreFix
     assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE).await), [EventType::Failed]);
 }
 
-/// The longest overdue delivery has no event, so there is nothing to lease for its endpoint.
+/// The longest overdue delivery is behind one that waits, so there is nothing to lease for its endpoint.
 async fn an_endpoint_with_nothing_to_lease_leaves_its_place_to_others(fixture: &StoreFixture) {
-    let blocked = registered(fixture, &[EventType::Submitted]).await;
-    submitted(fixture).await;
-    fixture.execute("DELETE FROM events").await;
+    const OVERDUE: &str =
+        "UPDATE webhook_deliveries SET due_at = created_at, lease = NULL WHERE event_id LIKE '%failed'";
+    let blocked = registered(fixture, &[EventType::Submitted, EventType::Failed]).await;
+    let row = submitted(fixture).await;
+    failed(fixture, &row).await;
+    let first = lease(fixture, &blocked, now() + MINUTE).await.remove(0);
+    let waits = record(&first, DeliveryThen::RetryAt(now() + MINUTE * 60), EndpointThen::Unchanged);
+    fixture.notifications.record_attempt(&waits).await.unwrap();
+    fixture.execute(OVERDUE).await;
     assert!(fixture.notifications.change_endpoint(&Endpoint { events: Vec::new(), ..blocked }).await.unwrap());
     let healthy = registered(fixture, &[EventType::Submitted]).await;
     submitted(fixture).await;
@@ -980,10 +987,54 @@ async fn an_endpoint_with_nothing_to_lease_leaves_its_place_to_others(fixture: &
     let queue = OutboxQueue::new(store, Clock::system(), random, MINUTE, 64);
     let received = queue.receive(1, Duration::ZERO).await.unwrap();
     assert!(received.is_empty(), "the endpoint with nothing to lease has the first turn");
-    fixture.execute("UPDATE webhook_deliveries SET due_at = created_at, lease = NULL").await;
+    fixture.execute(OVERDUE).await;
     let received = queue.receive(1, SOON).await.unwrap();
     let endpoints: Vec<_> = received.iter().filter_map(|message| queue.delivery(&message.receipt)).collect();
     assert_eq!(endpoints.iter().map(|delivery| delivery.endpoint).collect::<Vec<_>>(), [healthy.id]);
+}
+
+/// It was due for ever, and the later events of its transaction were parked behind it.
+async fn a_delivery_whose_event_is_missing_ends_and_those_behind_it_go_on(fixture: &StoreFixture) {
+    let store = &fixture.notifications;
+    let start = now();
+    // The address is refused, so that nothing is sent.
+    let url = "http://127.0.0.1:9/".to_owned();
+    let endpoint = Endpoint { url, ..endpoint("key", &[EventType::Submitted, EventType::Failed]) };
+    assert!(store.put_endpoint(&endpoint, 10).await.unwrap());
+    let row = submitted(fixture).await;
+    failed(fixture, &row).await;
+    fixture.execute("DELETE FROM events WHERE id LIKE '%submitted'").await;
+    let leased = lease(fixture, &endpoint, now() + MINUTE).await;
+    assert_eq!((kinds(&leased), &leased[0].payload), (vec![EventType::Submitted], &None));
+    store.return_deliveries(&leased, now()).await.unwrap();
+
+    let config = Config::from_vars(Service::Command, |_| None).unwrap().notify;
+    let notifier = Notifier::new(Arc::clone(store), Clock::system(), config, Duration::ZERO);
+    let tried = eventually(SOON, "an attempt for the event behind it", || async {
+        let attempts = store.attempts(endpoint.id, None, 9).await.unwrap();
+        (attempts.len() == 2).then_some(attempts)
+    });
+    let attempts = tokio::select! {
+        ended = notifier.run(CancellationToken::new()) => panic!("the notifier ended: {ended:?}"),
+        attempts = tried => attempts,
+    };
+    let of_missing = attempts.iter().find(|attempt| attempt.event == leased[0].event).unwrap();
+    assert_eq!((of_missing.number, of_missing.status), (1, None));
+    assert!(of_missing.error.as_deref().unwrap().contains("the event is missing"), "{of_missing:?}");
+    let counts = store.endpoint_counts(endpoint.id).await.unwrap();
+    assert_eq!((counts.given_up, counts.waiting), (1, 1));
+    let failures = store.endpoint(endpoint.id).await.unwrap().unwrap().failures;
+    assert_eq!(failures, 1, "that of the address: a missing event is not the endpoint's fault");
+    let timeline = fixture.store.timeline(row.id).await.unwrap();
+    let given_up = timeline.iter().find(|step| step.action == "notification-given-up").unwrap();
+    assert!(given_up.detail.contains("transaction.submitted"), "{given_up:?}");
+
+    // It cannot be recovered, and holds up no recovery.
+    let recovered = store.requeue(endpoint.id, &Requeue::Since(start - MINUTE), now()).await.unwrap();
+    assert_eq!(recovered, Requeued { queued: 1, next_since: None });
+    let missing = Requeue::Event(leased[0].event.clone());
+    assert_eq!(store.requeue(endpoint.id, &missing, now()).await.unwrap().queued, 0);
+    assert_eq!(kinds(&lease(fixture, &endpoint, now() + MINUTE * 60).await), [EventType::Failed]);
 }
 
 /// A planner that takes another index reads every delivery that the endpoint ever had, at each look for due ones.

@@ -105,7 +105,7 @@ fn reader_of(clock: Clock, urls: &str, chain_id: Option<u64>, node: impl Transpo
         finality_blocks: 4,
         calls_per_second: None,
     };
-    let chain = Arc::new(Chain::over(Arc::new(node), &config).unwrap());
+    let chain = Arc::new(Chain::over(Arc::new(node), &config, clock.clone()).unwrap());
     AccountReader::new(chain, clock, FINALITY)
 }
 

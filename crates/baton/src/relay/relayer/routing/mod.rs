@@ -12,4 +12,4 @@ pub mod selection;
 pub use self::jam::{ChainCounts, JamCause};
 pub use self::network::{ChainId, WrongNetwork};
 pub use self::reports::{ListReport, StatusReport};
-pub use self::selection::{Choice, NoChoice, Reason, RelayerView, Router, Sent};
+pub use self::selection::{Choice, NoChoice, Reason, RelayerView, Router, Sent, Skipped};

@@ -44,6 +44,15 @@ pub(super) enum Fit {
     Wrong(WrongNetwork),
 }
 
+impl Fit {
+    pub(super) fn wrong(&self) -> Option<&WrongNetwork> {
+        match self {
+            Self::Wrong(wrong) => Some(wrong),
+            Self::Fits | Self::Unchecked => None,
+        }
+    }
+}
+
 /// Found and expected network of a relayer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongNetwork {

@@ -73,19 +73,15 @@ impl Router {
         self.learn_network(index, Network { name, chain_id });
     }
 
-    /// Learns that the list of relayers was not read. After a timeout the health is unknown, not down. Returns whether it
-    /// changed.
-    pub fn not_listed(&mut self, index: usize, only_slow: bool) -> bool {
+    /// Learns that the list of relayers was not read, and why, for people. After a timeout the health is unknown, not down.
+    /// Returns whether the health or the reason is news.
+    pub fn not_listed(&mut self, index: usize, only_slow: bool, why: &str) -> bool {
         let relayer = &mut self.relayers[index];
-        let before = relayer.health;
+        let before = (relayer.health, relayer.trouble.take());
         relayer.health = if only_slow { Health::Unknown } else { Health::Down(Reason::Unreachable) };
+        relayer.trouble = Some(why.to_owned());
         relayer.forget_sent();
-        relayer.health != before
-    }
-
-    /// Learns why the list of relayers was not read, for people.
-    pub fn not_listed_because(&mut self, index: usize, reason: String) {
-        self.relayers[index].trouble = Some(reason);
+        (relayer.health, &relayer.trouble) != (before.0, &before.1)
     }
 
     /// Learns from a status, which may have taken long.

@@ -5,6 +5,7 @@
 //! sent since, so that traffic spreads evenly between two readings, whether or not the relayer answers.
 //! [`crate::relay::relayer::pool`] feeds this and acts on it.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::jam::JamCause;
@@ -82,6 +83,24 @@ impl Reason {
     }
 }
 
+/// A relayer that gets no work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// The configured URL.
+    pub url: RelayerUrl,
+    /// The kind of reason.
+    pub reason: Reason,
+    /// What to look at, for people, where the reason alone does not say it.
+    pub detail: Option<String>,
+}
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.url, self.reason.name())?;
+        self.detail.as_ref().map_or(Ok(()), |detail| write!(f, " ({detail})"))
+    }
+}
+
 /// The selected relayer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
@@ -97,7 +116,7 @@ pub enum NoChoice {
     /// Ask again after this long: every able relayer is full or rate limited.
     Wait(Duration),
     /// No relayer is able; each with its reason.
-    Unavailable(Vec<(RelayerUrl, Reason)>),
+    Unavailable(Vec<Skipped>),
 }
 
 /// What the result of a request says about the relayer.
@@ -172,7 +191,7 @@ impl Router {
             let index = (self.turn + offset) % count;
             let relayer = &self.relayers[index];
             if let Some(reason) = self.skipped(index, tried, now) {
-                reasons.push((relayer.url.clone(), reason));
+                reasons.push((index, reason));
                 continue;
             }
             // A relayer of known health comes before one of unknown health, whatever the loads.
@@ -190,21 +209,36 @@ impl Router {
                 Ok(Choice { index, because })
             }
             None if reasons.iter().any(|(_, reason)| reason.is_brief()) => Err(NoChoice::Wait(BRIEF_WAIT)),
-            None => Err(NoChoice::Unavailable(reasons)),
+            None => Err(NoChoice::Unavailable(self.explain(&reasons))),
         }
     }
 
     /// Whether any relayer can take work now or within milliseconds; if not, the reason of each.
-    pub fn availability(&self, now: Instant) -> Result<(), Vec<(RelayerUrl, Reason)>> {
+    pub fn availability(&self, now: Instant) -> Result<(), Vec<Skipped>> {
         let mut reasons = Vec::new();
         for index in 0..self.relayers.len() {
             match self.skipped(index, &[], now) {
                 None => return Ok(()),
                 Some(reason) if reason.is_brief() => return Ok(()),
-                Some(reason) => reasons.push((self.relayers[index].url.clone(), reason)),
+                Some(reason) => reasons.push((index, reason)),
             }
         }
-        Err(reasons)
+        Err(self.explain(&reasons))
+    }
+
+    fn explain(&self, reasons: &[(usize, Reason)]) -> Vec<Skipped> {
+        let skipped = |(index, reason): &(usize, Reason)| {
+            let relayer = &self.relayers[*index];
+            let detail = match reason {
+                Reason::Unreachable => relayer.trouble.clone(),
+                Reason::Jammed => relayer.jam().map(|cause| cause.to_string()),
+                Reason::WrongNetwork => relayer.fit.wrong().map(ToString::to_string),
+                Reason::SharedKey => self.shares_key_with(*index).map(|other| format!("with {other}")),
+                _ => None,
+            };
+            Skipped { url: relayer.url.clone(), reason: *reason, detail }
+        };
+        reasons.iter().map(skipped).collect()
     }
 
     fn skipped(&self, index: usize, tried: &[RelayerUrl], now: Instant) -> Option<Reason> {
@@ -356,10 +390,7 @@ impl Router {
                 known: relayer.is_known(),
                 trouble: relayer.trouble.clone(),
                 jam: relayer.jam(),
-                wrong_network: match &relayer.fit {
-                    Fit::Wrong(wrong) => Some(wrong.clone()),
-                    Fit::Fits | Fit::Unchecked => None,
-                },
+                wrong_network: relayer.fit.wrong().cloned(),
                 shares_key_with: self.shares_key_with(index).cloned(),
             }
         };

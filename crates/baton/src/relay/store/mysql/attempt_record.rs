@@ -36,8 +36,8 @@ pub(super) async fn lease_of(
          ORDER BY due_at LIMIT ?";
     const TAKE: &str = "UPDATE webhook_deliveries SET due_at = ?, lease = ? \
          WHERE endpoint_id = ? AND event_id = ? AND due_at <= ?";
-    const READ: &str = "SELECT type, delivery.transaction_id, delivery.position, events.created_at, attempts, payload \
-         FROM webhook_deliveries AS delivery JOIN events ON events.id = event_id \
+    const READ: &str = "SELECT type, delivery.transaction_id, delivery.position, delivery.created_at, attempts, payload \
+         FROM webhook_deliveries AS delivery LEFT JOIN events ON events.id = event_id \
          WHERE endpoint_id = ? AND event_id = ?";
     let due = sqlx::query(DUE)
         .bind(endpoint.to_string())
@@ -60,13 +60,15 @@ pub(super) async fn lease_of(
             continue;
         }
         let row = sqlx::query(READ).bind(endpoint.to_string()).bind(&event).fetch_optional(&mut *connection).await?;
+        // Its endpoint is being deleted.
         let Some(row) = row else { continue };
-        let kind: String = row.try_get(0)?;
+        let event = EventId(event);
+        let kind: Option<String> = row.try_get(0)?;
         let transaction: String = row.try_get(1)?;
         leased.push(Delivery {
             endpoint,
-            event: EventId(event),
-            kind: EventType::parse(&kind).unwrap_or(EventType::Test),
+            kind: kind.and_then(|kind| EventType::parse(&kind)).unwrap_or_else(|| event.kind()),
+            event,
             transaction: parse_id(&transaction).unwrap_or(TransactionId(Uuid::nil())),
             position: row.try_get(2)?,
             created_at: required_moment(&row, 3)?,

@@ -76,7 +76,7 @@ pub(super) async fn hurry(
     Ok(hurried.rows_affected())
 }
 
-/// Makes some of the events due that were given up; 0 once there are none left.
+/// Makes some of the events due that were given up and still exist; 0 once there are none left.
 pub(super) async fn requeue_given_up(
     connection: &mut MySqlConnection,
     endpoint: EndpointId,
@@ -84,7 +84,8 @@ pub(super) async fn requeue_given_up(
     now: Timestamp,
 ) -> Result<u64, sqlx::Error> {
     const FIND: &str = "SELECT event_id FROM webhook_deliveries FORCE INDEX (webhook_deliveries_given_up) \
-         WHERE endpoint_id = ? AND ended = 'given-up' AND created_at >= ? LIMIT ?";
+         WHERE endpoint_id = ? AND ended = 'given-up' AND created_at >= ? \
+         AND EXISTS (SELECT 1 FROM events WHERE events.id = event_id) LIMIT ?";
     let rows = sqlx::query(FIND)
         .bind(endpoint.to_string())
         .bind(datetime(since))

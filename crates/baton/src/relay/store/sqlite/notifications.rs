@@ -161,9 +161,9 @@ impl NotificationStore for SqliteStore {
         self.write(move |connection| {
             let mut leased = Vec::new();
             let mut due = connection.prepare_cached(
-                "SELECT event_id, type, delivery.transaction_id, delivery.position, events.created_at, attempts, payload \
+                "SELECT event_id, type, delivery.transaction_id, delivery.position, delivery.created_at, attempts, payload \
                  FROM webhook_deliveries AS delivery INDEXED BY webhook_deliveries_due \
-                 JOIN events ON events.id = event_id \
+                 LEFT JOIN events ON events.id = event_id \
                  WHERE endpoint_id = ?1 AND due_at <= ?2 AND NOT EXISTS (SELECT 1 \
                   FROM webhook_deliveries AS earlier INDEXED BY webhook_deliveries_open WHERE earlier.endpoint_id = ?1 AND earlier.transaction_id = delivery.transaction_id \
                   AND earlier.position < delivery.position AND earlier.due_at IS NOT NULL) \
@@ -175,11 +175,11 @@ impl NotificationStore for SqliteStore {
             for (endpoint, max) in places {
                 let max = i64::try_from(max).unwrap_or(i64::MAX);
                 let found = due.query_map(params![endpoint.0.as_bytes(), now.0, max], |row| {
-                    let kind: String = row.get(1)?;
+                    let (event, kind) = (EventId(row.get(0)?), row.get::<_, Option<String>>(1)?);
                     Ok(Delivery {
                         endpoint,
-                        event: EventId(row.get(0)?),
-                        kind: EventType::parse(&kind).unwrap_or(EventType::Test),
+                        kind: kind.and_then(|kind| EventType::parse(&kind)).unwrap_or_else(|| event.kind()),
+                        event,
                         transaction: TransactionId(Uuid::from_bytes(row.get(2)?)),
                         position: row.get(3)?,
                         created_at: Timestamp(row.get(4)?),

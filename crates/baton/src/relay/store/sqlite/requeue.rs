@@ -52,7 +52,7 @@ pub(super) fn hurry(
     Ok(hurried as u64)
 }
 
-/// Makes some of the events due that were given up; 0 once there are none left.
+/// Makes some of the events due that were given up and still exist; 0 once there are none left.
 pub(super) fn requeue_given_up(
     connection: &Connection,
     endpoint: EndpointId,
@@ -60,7 +60,8 @@ pub(super) fn requeue_given_up(
     now: Timestamp,
 ) -> Result<u64, rusqlite::Error> {
     let mut statement = connection.prepare_cached(
-        "SELECT event_id FROM webhook_deliveries WHERE endpoint_id = ?1 AND ended = 'given-up' AND created_at >= ?2 LIMIT ?3",
+        "SELECT event_id FROM webhook_deliveries WHERE endpoint_id = ?1 AND ended = 'given-up' AND created_at >= ?2 \
+         AND EXISTS (SELECT 1 FROM events WHERE id = event_id) LIMIT ?3",
     )?;
     let max = i64::try_from(REQUEUED_AT_ONCE).unwrap_or(i64::MAX);
     let found = statement.query_map(params![endpoint.0.as_bytes(), since.0, max], |row| row.get::<_, String>(0))?;

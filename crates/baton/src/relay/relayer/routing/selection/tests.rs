@@ -198,7 +198,7 @@ fn a_relayer_whose_status_is_slow_does_not_fill_up_for_good() {
     for _ in 0..10 {
         counts(&mut router, 2, now);
         assert!(router.select(&[], now).is_err());
-        router.not_listed(0, true);
+        router.not_listed(0, true, "no answer in time");
     }
     let uncounted = StatusReport { pending: None, ..report(0) };
     for _ in 0..10 {
