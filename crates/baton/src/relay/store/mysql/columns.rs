@@ -48,8 +48,8 @@ const UNCHANGING: usize = 6;
 
 /// An insert of `rows` rows; takes [`bind_row`] of each.
 pub(super) fn insert(rows: usize) -> String {
-    const ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
-    let values = vec![ROW; rows].join(", ");
+    let row = format!("({})", vec!["?"; columns!().split(", ").count()].join(", "));
+    let values = vec![row.as_str(); rows].join(", ");
     format!(concat!("INSERT INTO transactions (", columns!(), ") VALUES {}"), values)
 }
 
