@@ -11,7 +11,7 @@ use super::output::{complain, say};
 use crate::config::Config;
 use crate::relay::lane::RelayLane;
 use crate::relay::state::transaction::{Transaction, TransactionId};
-use crate::relay::store::Filter;
+use crate::relay::store::{Filter, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Updated};
 use crate::relay::update::view;
 
@@ -166,11 +166,23 @@ const TIMED_OUT: u8 = 124;
 async fn watch(guarded: &GuardedStore, id: Uuid, timeout: Duration) -> anyhow::Result<ExitCode> {
     let deadline = tokio::time::Instant::now() + timeout;
     let mut seen = 0;
-    let first = find(guarded, id).await?;
-    say!("{}  accepted", first.created_at);
+    let mut row = find(guarded, id).await?;
+    say!("{}  accepted", row.created_at);
     loop {
-        let row = find(guarded, id).await?;
-        for entry in guarded.store.timeline(row.id).await? {
+        // A store that is away for a moment says nothing about the transaction.
+        let read = async {
+            let found = guarded.store.get(row.id).await?;
+            Ok::<_, StoreError>((found, guarded.store.timeline(row.id).await?))
+        };
+        let steps = match read.await {
+            Ok((found, steps)) => {
+                row = found.unwrap_or(row);
+                steps
+            }
+            Err(failure) if failure.is_transient() => Vec::new(),
+            Err(failure) => return Err(failure.into()),
+        };
+        for entry in steps {
             if entry.seq > seen {
                 say!("{}  {}  {}", entry.at, entry.action, entry.detail);
                 seen = entry.seq;

@@ -1,11 +1,12 @@
 //! The relay lane's part of `/ready` and `/health`: store, queue, cache, relayers and chain.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
-use tokio::sync::Mutex;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock::Clock;
 use crate::http::health::{HealthCheck, LaneHealth, PART_TIMEOUT, QueueCheck, in_time};
@@ -33,22 +34,48 @@ pub struct ChainLook {
     clock: Clock,
     /// Shortest pause between two looks. Providers count calls, and anyone may ask for `/health`.
     every: Duration,
-    looked: Mutex<Option<Instant>>,
+    last: Mutex<LastLook>,
 }
+
+/// The last look at the chain. It goes on when the request that began it is gone: otherwise clients that go at once would
+/// have the chain asked each time, and one whose patience is shorter than a slow node's answer would never get any.
+struct LastLook {
+    began: Option<Instant>,
+    /// Its sender is dropped at the end of the look.
+    ends: watch::Receiver<()>,
+    _task: Option<AbortOnDropHandle<()>>,
+}
+
+/// Longest wait for a look that has just begun; after it `/health` shows what was known before.
+const LOOK_WAIT: Duration = Duration::from_millis(300);
 
 impl ChainLook {
     /// Looks at this chain, at most once in each period of this length.
     pub fn new(chain: Arc<Chain>, clock: Clock, every: Duration) -> Self {
-        Self { chain, clock, every, looked: Mutex::default() }
+        let last = LastLook { began: None, ends: watch::channel(()).1, _task: None };
+        Self { chain, clock, every, last: Mutex::new(last) }
     }
 
     async fn check(&self) -> Value {
-        let mut looked = self.looked.lock().await;
-        if looked.is_none_or(|at| self.clock.elapsed(at) >= self.every) {
-            self.chain.look(PART_TIMEOUT).await;
-            *looked = Some(self.clock.instant());
-        }
+        let mut ends = self.look_if_due();
+        tokio::time::timeout(LOOK_WAIT, ends.changed()).await.ok();
         chain_part(&self.chain.endpoints())
+    }
+
+    /// The end of the last look, which begins here if the one before is long ago.
+    fn look_if_due(&self) -> watch::Receiver<()> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.began.is_none_or(|at| self.clock.elapsed(at) >= self.every) {
+            let (running, ends) = watch::channel(());
+            let chain = Arc::clone(&self.chain);
+            let task = tokio::spawn(async move {
+                chain.look(PART_TIMEOUT).await;
+                drop(running);
+            });
+            let began = Some(self.clock.instant());
+            *last = LastLook { began, ends, _task: Some(AbortOnDropHandle::new(task)) };
+        }
+        last.ends.clone()
     }
 }
 

@@ -6,7 +6,7 @@ use baton::timestamp::Timestamp;
 use relayer_sim::{Audit, Status as RecordStatus};
 
 use super::chain::{ChainTransaction, EvmChain};
-use super::setup::Mutation;
+use super::setup::{Fault, Mutation};
 use super::world::{CLOCK_SKEW, Effect, RETENTION, TIMINGS, World, relayer_index};
 
 impl World {
@@ -25,6 +25,17 @@ impl World {
             && !self.is_late_answer(index, claim, next)
         {
             self.fail(format!("t{index}: {by} ended the claim of {}", claim.consumer));
+        }
+        if let (Some(claim), Some(now_claim)) = (&before.claim, &next.claim)
+            && claim.unknown.is_none()
+            && claim.token != now_claim.token
+            && self.unanswered_claims.contains(&claim.token)
+            // Before, its owner may have had no heartbeat for lack of answers.
+            && self.now - claim.at.0 > 60_000
+            && !self.has(Fault::Freeze)
+            && self.processes.iter().any(|process| process.id == claim.consumer && process.alive && !process.starved)
+        {
+            self.fail(format!("t{index}: {} left a claim under which it sent nothing", claim.consumer));
         }
         if before.claim.is_some() && next.claim.is_none() && by.is_none() && !resolved && next.status != Status::Failed
         {

@@ -186,7 +186,13 @@ impl TransactionStore for SimStore {
     }
 
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
-        self.write(|world| world.save(moved, self.consumer.as_ref())).await
+        let saved = self.write(|world| world.save(moved, self.consumer.as_ref())).await;
+        if let (Err(StoreError::OutcomeUnknown(_)), Some(claim)) = (&saved, &moved.transaction.claim)
+            && claim.unknown.is_none()
+        {
+            self.sim.w().unanswered_claims.push(claim.token);
+        }
+        saved
     }
 
     async fn note(&self, _id: TransactionId, _step: &Step, _now: Timestamp) -> Result<(), StoreError> {

@@ -236,6 +236,8 @@ pub struct World {
     /// When a relayer is sure to lose its memory.
     pub forget_at: Option<i64>,
     pub store_away: bool,
+    /// The tokens of claims whose save had no answer.
+    pub unanswered_claims: Vec<Uuid>,
     pub queue_away: bool,
     pub chain_away: bool,
     /// No more faults.
@@ -380,6 +382,7 @@ impl World {
             processes: Vec::new(),
             forget_at: None,
             store_away: false,
+            unanswered_claims: Vec::new(),
             queue_away: false,
             chain_away: false,
             calm: false,

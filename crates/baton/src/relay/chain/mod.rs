@@ -138,16 +138,7 @@ impl Chain {
 
     /// Asks every endpoint for its newest block, for `limit` in all. [`Chain::endpoints`] then shows what came of it.
     pub async fn look(&self, limit: Duration) {
-        let (count, first) = (self.endpoints.len(), self.endpoint());
-        if self.id.get().is_none() && count > 1 {
-            // The first that answers decides which chain it is: in the order of other calls, or a standby might.
-            let each = limit / u32::try_from(count).unwrap_or(u32::MAX);
-            for offset in 0..count {
-                self.look_at((first + offset) % count, each).await;
-            }
-        } else {
-            join_all((0..count).map(|index| self.look_at(index, limit))).await;
-        }
+        join_all((0..self.endpoints.len()).map(|index| self.look_at(index, limit))).await;
     }
 
     /// What the last calls showed of each endpoint, in the order of `RPC_URL`.
@@ -159,7 +150,10 @@ impl Chain {
         const METHOD: &str = "eth_getBlockByNumber";
         let endpoint = &self.endpoints[index];
         let asked = async {
-            self.check_endpoint(index).await?;
+            // The first endpoint that answers other calls decides which chain it is; a look does not.
+            if self.id.get().is_some() {
+                self.check_endpoint(index).await?;
+            }
             counter!("baton_rpc_calls_total", "method" => METHOD).increment(1);
             let newest = result(self.post(&endpoint.url, &question(METHOD, json!(["latest", false]))).await?)?;
             number(&newest["number"]).ok_or(ChainError::Unreadable("the newest block"))
@@ -167,9 +161,9 @@ impl Chain {
         let head = self.clock.timeout(limit, asked).await;
         let head = head.unwrap_or_else(|late| Err(ChainError::Unreachable(late.into())));
         endpoint.saw(&head, self.clock.now());
-        match head {
-            Ok(head) => endpoint.saw_head(head),
-            Err(_) => counter!("baton_rpc_failures_total").increment(1),
+        // A failed look is not counted: an alert on failed calls must not sound for a standby that nothing needs.
+        if let Ok(head) = head {
+            endpoint.saw_head(head);
         }
     }
 

@@ -143,7 +143,10 @@ impl Transaction {
         }
         match report.status {
             ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
-            ReportedStatus::Open(progress) => self.progressed(report, progress, source, now, timings),
+            ReportedStatus::Open(progress) => match self.second_send(report).filter(|_| self.is_said_confirmed()) {
+                Some(step) => Verdict::DoubleSend(step),
+                None => self.progressed(report, progress, source, now, timings),
+            },
             ReportedStatus::Confirmed if !self.call.is_still(report) => {
                 let reason = "the relayer replaced the call (a no-op was confirmed in its place)";
                 Verdict::Move(Box::new(self.failed_at_relayer(report, reason, mode, now)))
@@ -392,20 +395,29 @@ impl Transaction {
         if let Some(moved) = self.contradicted(report, now) {
             return Verdict::Contradicted(Box::new(moved));
         }
-        let another = report.hash.as_deref().filter(|hash| self.hash.as_deref().is_some_and(|known| known != *hash));
+        match self.second_send(report) {
+            Some(step) if self.status != Status::Failed => Verdict::DoubleSend(step),
+            _ => Verdict::Ignore("the transaction is final"),
+        }
+    }
+
+    /// The alarm, if a report about a transaction that its relayer called confirmed has a second hash.
+    fn second_send(&self, report: &Report) -> Option<Step> {
+        let known = self.hash.as_deref()?;
+        let another = report.hash.as_deref().filter(|hash| *hash != known)?;
         // A late report with the hash from before a gas bump has the same nonce; a second send has another one.
         let known_nonce = self.binding.as_ref().and_then(|binding| binding.nonce);
         let sent_again = match (known_nonce, report.nonce) {
             (Some(known), Some(said)) => known != said,
             _ => report.status == ReportedStatus::Confirmed,
         };
-        match another {
-            Some(hash) if self.status != Status::Failed && sent_again => Verdict::DoubleSend(Step::new(
-                "double-send",
-                format!("the relayer reports a second hash {hash} after {}", self.hash.as_deref().unwrap_or("none")),
-            )),
-            _ => Verdict::Ignore("the transaction is final"),
-        }
+        let detail = format!("the relayer reports a second hash {another} after {known}");
+        sent_again.then(|| Step::new("double-send", detail))
+    }
+
+    /// Whether its relayer has called it confirmed, and the chain is being asked.
+    fn is_said_confirmed(&self) -> bool {
+        self.relayer_says.as_ref().is_some_and(|says| says["status"] == ReportedStatus::Confirmed.name())
     }
 
     fn failed_at_relayer(&self, report: &Report, reason: &str, mode: RelayMode, now: Timestamp) -> Moved {

@@ -1,4 +1,4 @@
-//! Groups the writes of concurrent callers: items that arrive during a write go into the next one. When idle, an item is
+//! Groups the writes (or reads) of concurrent callers: items that arrive during a write go into the next one. When idle, an item is
 //! written at once. A small group waits for the write in flight, because one statement costs the database less than
 //! several; a large group, or a slow write, starts another one. Where a write costs much more than an item, a group that
 //! is far smaller than the last one waits up to `gather` for more.
@@ -16,8 +16,6 @@ use tracing::error;
 
 use crate::relay::store::StoreError;
 
-/// Maximum items of a group: as many as fit into one statement.
-const ITEMS_MAX: usize = 256;
 /// Maximum groups in flight.
 const WRITES_MAX: usize = 4;
 /// Maximum queued items; further callers wait for room.
@@ -26,6 +24,8 @@ const WAITING_MAX: usize = 10_000;
 /// When a group is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Grouping {
+    /// Maximum items of a group.
+    pub items_max: usize,
     /// Minimum size of a group that does not wait for the writes in flight.
     pub enough: usize,
     /// Maximum wait for the writes in flight: they may be blocked by a lock that this group does not need.
@@ -35,13 +35,16 @@ pub struct Grouping {
 }
 
 impl Grouping {
-    /// For reads of rows by id. Sequential readers wait at most 1 ms to be batched.
-    pub(super) const READS: Self = Self { enough: 64, patience: Duration::from_millis(1), gather: Duration::ZERO };
+    /// For reads of rows by id. Few in a group, because all its rows are in memory at once, and one may have hundreds of
+    /// kilobytes. Sequential readers wait at most 1 ms to be batched.
+    pub(super) const READS: Self =
+        Self { items_max: 32, enough: 32, patience: Duration::from_millis(1), gather: Duration::ZERO };
 }
 
 impl Default for Grouping {
     fn default() -> Self {
-        Self { enough: 64, patience: Duration::from_millis(20), gather: Duration::ZERO }
+        // As many as fit into one statement.
+        Self { items_max: 256, enough: 64, patience: Duration::from_millis(20), gather: Duration::ZERO }
     }
 }
 
@@ -93,7 +96,7 @@ where
     Fut: Future<Output = Vec<Result<R, StoreError>>> + Send + 'static,
 {
     let mut writes = JoinSet::new();
-    let mut group: Vec<Waiting<T, R>> = Vec::with_capacity(ITEMS_MAX);
+    let mut group: Vec<Waiting<T, R>> = Vec::with_capacity(grouping.items_max);
     // Arrival of the group's first item, and the size of the last group.
     let (mut since, mut last) = (Instant::now(), 0);
     let mut open = true;
@@ -114,7 +117,7 @@ where
             Wait::For(time) => Some(Instant::now() + time),
             Wait::ForOthers => None,
         };
-        let room = ITEMS_MAX - group.len();
+        let room = grouping.items_max - group.len();
         tokio::select! {
             // Finished writes first: they make room.
             biased;
@@ -189,7 +192,8 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-    const GROUPING: Grouping = Grouping { enough: 64, patience: Duration::from_millis(20), gather: Duration::ZERO };
+    const GROUPING: Grouping =
+        Grouping { items_max: 256, enough: 64, patience: Duration::from_millis(20), gather: Duration::ZERO };
 
     #[test]
     fn a_group_waits_only_for_writes_in_flight_and_at_most_its_patience() {
@@ -198,7 +202,7 @@ mod tests {
         assert_eq!(GROUPING.wait(1, 63, 50, MS * 5), Wait::For(MS * 15), "they share the next statement");
         assert_eq!(GROUPING.wait(1, 64, 50, Duration::ZERO), Wait::None);
         assert_eq!(GROUPING.wait(1, 1, 50, MS * 20), Wait::None, "the statement under way takes its time");
-        assert_eq!(GROUPING.wait(WRITES_MAX, ITEMS_MAX, 50, MS * 100), Wait::ForOthers);
+        assert_eq!(GROUPING.wait(WRITES_MAX, 256, 50, MS * 100), Wait::ForOthers);
     }
 
     #[test]

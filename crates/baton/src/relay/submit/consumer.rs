@@ -214,9 +214,13 @@ impl Consumer {
             let timings = &self.guarded.timings;
             // Begins before the claim's own time, from which a takeover counts: the fence ends no later than the claim.
             let fence = self.guarded.clock.send_fence(timings.send_window);
-            let claimed = self.claim(&row, &chosen).await;
-            let Ok(Some((claimed, token))) = claimed else {
+            let token = self.guarded.random.uuid_v4();
+            let claimed = self.claim(&row, &chosen, token).await;
+            let Ok(Some(claimed)) = claimed else {
                 chosen.answered(Sent::NotSent);
+                if let Err(StoreError::OutcomeUnknown(_)) = &claimed {
+                    self.release_unanswered(id, token).await?;
+                }
                 claimed?;
                 // Another consumer was quicker; the next delivery sees what is left to do.
                 return Ok(Outcome::Retry { after: Duration::ZERO, reason: "the claim was lost".to_owned() });
@@ -297,8 +301,7 @@ impl Consumer {
         Outcome::Retry { after, reason }
     }
 
-    async fn claim(&self, row: &Transaction, chosen: &Chosen) -> Result<Option<(Transaction, Uuid)>, StoreError> {
-        let token = self.guarded.random.uuid_v4();
+    async fn claim(&self, row: &Transaction, chosen: &Chosen, token: Uuid) -> Result<Option<Transaction>, StoreError> {
         let (now, relayer) = (self.guarded.clock.now(), chosen.client.url());
         let claimed = self
             .guarded
@@ -311,9 +314,18 @@ impl Consumer {
             })
             .await?;
         match claimed {
-            Updated::Moved(row) => Ok(Some((*row, token))),
+            Updated::Moved(row) => Ok(Some(*row)),
             Updated::Refused(..) | Updated::Missing => Ok(None),
         }
+    }
+
+    /// Releases a claim that may be stored although the store gave no answer: only this consumer knows that nothing was sent
+    /// under it. To the reconciler it would be a submission of unknown outcome.
+    async fn release_unanswered(&self, id: TransactionId, token: Uuid) -> Result<(), StoreError> {
+        let now = self.guarded.clock.now();
+        let reason = "nothing was sent: the store gave no answer to the claim";
+        self.guarded.persist_current(id, |row| row.release(token, reason, now, &self.guarded.timings)).await?;
+        Ok(())
     }
 
     /// The relayer has it: stores its id. Early webhooks about that id are applied with the save.

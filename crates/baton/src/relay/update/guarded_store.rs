@@ -141,11 +141,26 @@ impl GuardedStore {
         row: &Transaction,
         decide: impl Fn(&Transaction) -> Result<Moved, MoveRefused> + Send + Sync,
     ) -> Result<Updated, StoreError> {
-        let id = row.id;
+        self.retried(row.id, || self.update_from(row.clone(), &decide)).await
+    }
+
+    /// [`GuardedStore::persist`] that reads the row first.
+    pub async fn persist_current(
+        &self,
+        id: TransactionId,
+        decide: impl Fn(&Transaction) -> Result<Moved, MoveRefused> + Send + Sync,
+    ) -> Result<Updated, StoreError> {
+        self.retried(id, || self.update(id, &decide)).await
+    }
+
+    async fn retried<Fut>(&self, id: TransactionId, update: impl Fn() -> Fut + Send) -> Result<Updated, StoreError>
+    where
+        Fut: Future<Output = Result<Updated, StoreError>> + Send,
+    {
         let deadline = self.clock.instant() + PERSIST_FOR;
         let mut pause = Duration::from_millis(50);
         loop {
-            match self.update_from(row.clone(), &decide).await {
+            match update().await {
                 Err(failure) if failure.is_transient() && self.clock.instant() < deadline => {
                     warn!(transactionId = %id, action = "save_retried", "the database is unavailable; the save is tried again: {failure}");
                     self.clock.sleep(pause).await;

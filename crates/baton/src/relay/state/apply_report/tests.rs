@@ -127,6 +127,27 @@ fn a_second_hash_after_confirmed_is_an_alarm() {
     assert!(step.detail.contains("0x01") && step.detail.contains("0x02"));
 }
 
+/// A relayer that sends twice does so right after it says confirmed, while the chain has not answered yet.
+#[test]
+fn a_second_hash_while_the_chain_is_asked_is_an_alarm() {
+    let mut said = word(ReportedStatus::Confirmed);
+    (said.raw, said.nonce) = (json!({ "status": "confirmed" }), Some(4));
+    let waits = submitted().ask_chain(&said, Timestamp(1)).unwrap().transaction;
+    let mut again = word(ReportedStatus::Open(Progress::Sent));
+    (again.hash, again.nonce) = (Some("0x02".into()), Some(5));
+    let verdict = |row: &Transaction, report: &Report| {
+        row.report(report, Source::Webhook, RelayMode::FireAndForget, Timestamp(2), &Timings::DEFAULT)
+    };
+    let Verdict::DoubleSend(early) = verdict(&waits, &again) else { panic!("{:?}", verdict(&waits, &again)) };
+    let Verdict::DoubleSend(late) = verdict(&after(&waits, &said), &again) else { panic!("after the chain's answer") };
+    assert_eq!(early, late, "one alarm for both");
+    again.nonce = Some(4);
+    assert!(!matches!(verdict(&waits, &again), Verdict::DoubleSend(_)), "a gas bump");
+    again.nonce = Some(5);
+    let signed_anew = after(&submitted(), &Report { nonce: Some(4), ..word(ReportedStatus::Open(Progress::Sent)) });
+    assert!(!matches!(verdict(&signed_anew, &again), Verdict::DoubleSend(_)), "it may have given the first one up");
+}
+
 #[test]
 fn an_old_hash_of_the_same_nonce_is_neither_an_alarm_nor_taken_back() {
     let row = after(&submitted(), &word(ReportedStatus::Open(Progress::Submitted)));

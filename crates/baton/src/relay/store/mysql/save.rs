@@ -30,7 +30,7 @@ const DELIVERIES_MAX: usize = 1000;
 /// A commit takes several round trips and some milliseconds, whatever its size. From 24 waiting moves on, a second
 /// concurrent commit increases throughput; a group with fewer than half of the last group's moves waits up to 5 ms for more.
 pub(super) const GROUPING: Grouping =
-    Grouping { enough: 24, patience: Duration::from_millis(20), gather: Duration::from_millis(5) };
+    Grouping { items_max: 256, enough: 24, patience: Duration::from_millis(20), gather: Duration::from_millis(5) };
 
 /// Saves moves, in one commit if possible.
 pub(super) async fn save_many(pool: &Pool, moves: &[Moved]) -> Vec<Result<Saved, StoreError>> {

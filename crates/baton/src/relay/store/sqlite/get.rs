@@ -3,25 +3,24 @@
 
 use std::sync::{Arc, LazyLock};
 
-use pipeline::sqlite::Database;
+use pipeline::sqlite::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::columns::{COLUMNS, raw_row};
 use super::store_error;
-use crate::relay::state::transaction::{Transaction, TransactionId};
+use crate::relay::state::transaction::TransactionId;
 use crate::relay::store::StoreError;
 use crate::relay::store::coalescer::same_failure;
 use crate::relay::store::row::RawRow;
 
-type Found = Result<Option<Transaction>, StoreError>;
+type Found = Result<Option<RawRow>, StoreError>;
 
-/// Reads each row; `None` if there is none.
+/// Reads each row; `None` if there is none. A row that cannot be read fails alone.
 pub(super) async fn get_many(database: Database, ids: Vec<TransactionId>) -> Vec<Found> {
     let count = ids.len();
-    let rows =
-        database.read(move |connection| ids.iter().map(|id| read(connection, *id)).collect::<Result<Vec<_>, _>>());
+    let rows = database.read(move |connection| Ok(ids.iter().map(|id| read(connection, *id)).collect::<Vec<_>>()));
     match rows.await {
-        Ok(rows) => rows.into_iter().map(|row| row.map(RawRow::read).transpose()).collect(),
+        Ok(rows) => rows.into_iter().map(|row| row.map_err(|error| store_error(DatabaseError::from(error)))).collect(),
         Err(failure) => {
             let failure = Arc::new(store_error(failure));
             (0..count).map(|_| Err(same_failure(&failure))).collect()

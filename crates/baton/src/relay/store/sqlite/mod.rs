@@ -46,7 +46,7 @@ use crate::timestamp::Timestamp;
 pub struct SqliteStore {
     database: Database,
     /// Concurrent reads of rows share a run of one reader.
-    gets: Coalescer<TransactionId, Option<Transaction>>,
+    gets: Coalescer<TransactionId, Option<RawRow>>,
     forgotten: OrphanedEventScan,
 }
 
@@ -286,7 +286,8 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
-        self.gets.put(id).await
+        // Parsed here, in the caller's task.
+        self.gets.put(id).await?.map(RawRow::read).transpose()
     }
 
     async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
