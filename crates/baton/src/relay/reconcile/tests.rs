@@ -56,6 +56,8 @@ struct FakeRelayer {
     address: Address,
     nonce: u64,
     records: Vec<Value>,
+    /// A record that it knows and does not list.
+    unlisted: Option<Value>,
 }
 
 /// A transaction on the chain.
@@ -144,7 +146,7 @@ impl Outside {
             }
             one => {
                 let id = one.rsplit('/').next().unwrap();
-                match relayer.records.iter().find(|record| record["id"] == id) {
+                match relayer.records.iter().chain(&relayer.unlisted).find(|record| record["id"] == id) {
                     Some(record) => (200, json!({ "data": record })),
                     None => (404, json!({ "error": "no such transaction" })),
                 }
@@ -185,6 +187,7 @@ struct World {
     guarded: Arc<GuardedStore>,
     chain: Arc<ChainCheck>,
     unknown_outcomes: UnknownOutcomes,
+    without_chain: UnknownOutcomes,
     reconciler: Arc<Reconciler>,
     _directory: tempfile::TempDir,
 }
@@ -259,9 +262,11 @@ impl World {
             settings.clone(),
             Some(Arc::clone(&chain)),
         );
-        let unknown_outcomes = UnknownOutcomes::new(Arc::clone(&guarded), pool, me, settings, Some(Arc::clone(&chain)));
+        let unknown_outcomes =
+            |chain| UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone(), chain);
+        let (unknown_outcomes, without_chain) = (unknown_outcomes(Some(Arc::clone(&chain))), unknown_outcomes(None));
         let reconciler = Arc::new(reconciler);
-        Self { outside, guarded, chain, unknown_outcomes, reconciler, _directory: directory }
+        Self { outside, guarded, chain, unknown_outcomes, without_chain, reconciler, _directory: directory }
     }
 
     fn now(&self) -> Timestamp {
@@ -364,6 +369,23 @@ impl World {
     async fn settled(&self, row: &Transaction) -> Transaction {
         self.unknown_outcomes.settle(vec![self.stored(row).await]).await.unwrap();
         self.stored(row).await
+    }
+
+    /// The same without a chain.
+    async fn settled_without_chain(&self, row: &Transaction) -> Transaction {
+        self.without_chain.settle(vec![self.stored(row).await]).await.unwrap();
+        self.stored(row).await
+    }
+
+    /// A row of value 2 whose relayer has given no answer about its record `oz-silent` since it was bound, and that counts
+    /// as forgotten since a moment ago.
+    fn silent(&self, bound_at: Timestamp) -> Transaction {
+        let (timings, at) = (&self.guarded.timings, self.ago(20));
+        let row = self.bound(2, "r1", "oz-silent", K1, bound_at);
+        let asked = row.unanswered(Duration::ZERO, at, bound_at, timings).unwrap().transaction;
+        let silent = asked.unanswered(timings.operator_after, at, at, timings).unwrap().transaction;
+        assert!(silent.is_only_silent() && silent.outcome_unknown());
+        silent
     }
 
     /// A relayer's record from long before anything else here.
@@ -489,6 +511,49 @@ async fn a_transaction_that_confirmed_a_row_at_another_url_is_no_equal_rows() {
         let settled = world.settled(&second).await;
         assert_eq!((settled.status, &settled.binding), (Status::Pending, &None), "{confirmed_by_this_version}");
         assert_eq!(is_absent_so_far(&settled), confirmed_by_this_version);
+    }
+}
+
+/// The relayer was away for long. Its silence about a record counted as forgetting that record.
+#[tokio::test]
+async fn a_row_of_which_its_relayer_was_only_silent_does_not_spoil_the_list_that_shows_it() {
+    for (forgotten, with_chain) in [(false, true), (false, false), (true, true), (true, false)] {
+        let world = World::new().await;
+        let mut other = world.silent(world.ago(1500));
+        if forgotten {
+            other = other.forgotten(RecordLost::NotKnown, world.now(), world.ago(10)).unwrap().transaction;
+        }
+        let (lost, _) = world.lost(1, "r1", world.ago(100));
+        world.insert(&[other, lost.clone()]).await;
+        world.mine(K1, 0, 2);
+        let records = vec![world.record("oz-silent", 0, 2, world.ago(1500)), world.old_record()];
+        world.relayer("r1", |relayer| (relayer.nonce, relayer.records) = (1, records));
+        let settled = if with_chain { world.settled(&lost).await } else { world.settled_without_chain(&lost).await };
+        assert_eq!(is_absent_so_far(&settled), !forgotten, "{forgotten} {with_chain}");
+    }
+}
+
+/// The relayer has lost what it took in the seconds before it fell silent, the lost submission among it. It has taken more
+/// since than is compared.
+#[tokio::test]
+async fn a_silent_row_whose_record_the_relayer_has_lost_spoils_the_list() {
+    for (listed, known) in [(false, false), (false, true), (true, true)] {
+        let world = World::new().await;
+        let (lost, _) = world.lost(1, "r1", world.ago(1000));
+        let mut rows: Vec<_> = (0..250).map(|n| world.bound(3, "r1", &format!("oz-{n}"), K1, world.ago(100))).collect();
+        let mut records: Vec<_> = (0..250).map(|n| world.record(&format!("oz-{n}"), n, 3, world.ago(100))).collect();
+        rows.extend([lost.clone(), world.silent(world.ago(900))]);
+        world.insert(&rows).await;
+        if listed {
+            records.push(world.record("oz-silent", 250, 2, world.ago(900)));
+        }
+        records.push(world.old_record());
+        world.relayer("r1", |relayer| {
+            relayer.records = records;
+            relayer.unlisted = (known && !listed).then(|| world.record("oz-silent", 250, 2, world.ago(900)));
+        });
+        let settled = world.settled_without_chain(&lost).await;
+        assert_eq!(is_absent_so_far(&settled), listed, "{listed} {known}");
     }
 }
 

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::Forward;
+use crate::relay::state::silence;
 use crate::relay::state::transaction::{
     Binding, Claim, ConsumerId, FailedBy, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction,
     TransactionId, UnknownCause, UnknownOutcome,
@@ -75,6 +76,12 @@ pub(super) struct RawRow {
 /// The relayer's account as it is stored, with the token of the claim that it was listed for.
 pub(super) fn claimed_account(claim: &Claim) -> Option<String> {
     claim.account.map(|account| format!("{} {}", claim.token, account.to_checksum(None)))
+}
+
+/// Whether a row that counts as forgotten is only silent, by its stored columns.
+pub(super) fn is_only_silent(relayer_says: Option<&str>, forgotten_since: Timestamp) -> bool {
+    let says = relayer_says.and_then(|text| serde_json::from_str(text).ok());
+    silence::is_only_silent(says.as_ref(), forgotten_since)
 }
 
 impl RawRow {
