@@ -7,6 +7,7 @@ use std::time::Duration;
 use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
+use metrics_exporter_prometheus::PrometheusBuilder;
 use pipeline::queue::memory::MemoryQueue;
 use pipeline::sqlite::Database;
 use pipeline::{CancellationToken, QueueOptions};
@@ -15,7 +16,7 @@ use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::chain_check::{ChainCheck, RelayerStatement};
+use super::chain_check::{ChainCheck, ChainCheckResult, RelayerStatement};
 use super::chain_owners::{ClaimOnChain, Shown};
 use super::relayer_list::{RelayerListing, SignedRecord};
 use super::sweeps::{Reconciler, ReconcilerSettings};
@@ -32,7 +33,7 @@ use crate::relay::relayer::wire::read_record;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::state::apply_report::{Report, Source, Verdict};
 use crate::relay::state::transaction::{
-    Claim, ConsumerId, RecordLost, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
+    Claim, ConsumerId, RecordLost, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };
 use crate::relay::store::TransactionStore;
 use crate::relay::store::sqlite::SqliteStore;
@@ -554,6 +555,36 @@ async fn a_silent_row_whose_record_the_relayer_has_lost_spoils_the_list() {
         });
         let settled = world.settled_without_chain(&lost).await;
         assert_eq!(is_absent_so_far(&settled), listed, "{listed} {known}");
+    }
+}
+
+/// A timeline takes 2000 steps, and is what remembers that the alarm was raised.
+#[tokio::test]
+async fn an_unfounded_confirmation_is_raised_once_also_if_the_timeline_is_full_or_two_look_at_once() {
+    for steps in [0, 3000] {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let raised = recorder.handle();
+        let _recording = metrics::set_default_local_recorder(&recorder);
+        let world = World::new().await;
+        let row = world.bound(1, "r1", "oz-1", K1, world.ago(900));
+        world.insert(std::slice::from_ref(&row)).await;
+        let mut noted = row.noted(Step::new("progress", "one of many"), world.now());
+        noted.steps = vec![noted.steps[0].clone(); steps];
+        world.guarded.store.save(&noted).await.unwrap();
+        let said = json!({ "id": "oz-1", "status": "confirmed", "nonce": 0, "hash": B256::repeat_byte(7), "from": K1 });
+        let said = report(&said);
+        let look = async || {
+            let row = world.stored(&row).await;
+            world.chain.settle(&row, RelayerStatement::Says(&said)).await.unwrap()
+        };
+        let (first, second) = tokio::join!(look(), look());
+        for looked in [first, second, look().await] {
+            assert!(matches!(looked, ChainCheckResult::Absent(_)), "{looked:?}");
+        }
+        let timeline = world.guarded.store.timeline(row.id).await.unwrap();
+        assert_eq!(timeline.iter().filter(|entry| entry.action == "unfounded-confirmation").count(), 1, "{steps}");
+        let shown = raised.render();
+        assert!(shown.contains("baton_unfounded_confirmations_total 1\n"), "{steps}: {shown}");
     }
 }
 
