@@ -558,6 +558,55 @@ async fn a_silent_row_whose_record_the_relayer_has_lost_spoils_the_list() {
     }
 }
 
+/// The relayer gave the twin's record up as unsigned and had signed it: the twin was sent to another relayer, and its record
+/// was mined all the same.
+#[tokio::test]
+async fn a_claim_gets_what_was_made_by_a_record_that_an_equal_row_has_left() {
+    for (twin_is, claimed, is_its_own) in [
+        ("at another relayer", 400, true),
+        ("waiting", 400, true),
+        ("at another relayer", 100, false),
+        ("failed there", 400, false),
+    ] {
+        let world = World::new().await;
+        let mined = world.mine(K1, 0, 1);
+        let mut twin = world.bound(1, "r1", "oz-twin", K1, world.ago(700));
+        world.insert(std::slice::from_ref(&twin)).await;
+        let (now, timings) = (world.now(), &world.guarded.timings);
+        let left = |row: &Transaction| row.not_executed("the relayer failed it unsigned", now, timings);
+        match twin_is {
+            "failed there" => {
+                let forgotten = |row: &Transaction| row.forgotten(RecordLost::NotKnown, now, now);
+                world.guarded.update(twin.id, forgotten).await.unwrap();
+                world.guarded.update(twin.id, |row| row.resolve_fail(now)).await.unwrap();
+            }
+            _ => drop(world.guarded.update(twin.id, left).await.unwrap()),
+        }
+        if twin_is == "at another relayer" {
+            let token = Uuid::new_v4();
+            let (consumer, url) = (ConsumerId("c".into()), RelayerUrl("http://r2".into()));
+            let claim = |row: &Transaction| row.claim(&consumer, token, &url, "test", now, timings);
+            world.guarded.update(twin.id, claim).await.unwrap();
+            let tx_id = RelayerTxId("oz-elsewhere".into());
+            let bind = |row: &Transaction| row.bind(token, &tx_id, None, "test", now, timings);
+            world.guarded.update(twin.id, bind).await.unwrap();
+        }
+        twin = world.stored(&twin).await;
+        let (lost, _) = world.lost(1, "r1", world.ago(claimed));
+        world.insert(std::slice::from_ref(&lost)).await;
+        let records = vec![world.record("oz-twin", 0, 1, world.ago(700)), world.old_record()];
+        world.relayer("r1", |relayer| (relayer.nonce, relayer.records) = (1, records));
+        let settled = world.settled(&lost).await;
+        if is_its_own {
+            assert_eq!(settled.status, Status::Confirmed, "{twin_is}");
+            assert_eq!(settled.hash, Some(mined.hash().to_string()), "{twin_is}");
+        } else {
+            assert!(settled.outcome_unknown() && !is_absent_so_far(&settled), "{twin_is}: {settled:?}");
+        }
+        assert_eq!(world.stored(&twin).await, twin, "the twin goes on: {twin_is}");
+    }
+}
+
 /// A timeline takes 2000 steps, and is what remembers that the alarm was raised.
 #[tokio::test]
 async fn an_unfounded_confirmation_is_raised_once_also_if_the_timeline_is_full_or_two_look_at_once() {

@@ -368,7 +368,7 @@ impl UnknownOutcomes {
             }
             return Ok(unproven.is_none());
         };
-        let young = self.passed_since(claim.at) < self.guarded.timings.unproven_wait;
+        let young = self.is_young(unresolved);
         // A transaction on the chain, or a record that equal claims contend for, may be another claim's. Taken while our own
         // submission can still arrive, it would make that claim look absent, and both calls would be made again.
         if young && (contested.is_some() || (rivals && !case.over)) {
@@ -407,6 +407,12 @@ impl UnknownOutcomes {
         }
     }
 
+    /// Whether what the relayer has of its submission may still be unsigned: a relayer gives such a record up after two
+    /// minutes.
+    fn is_young(&self, unresolved: &UnresolvedClaim) -> bool {
+        self.passed_since(unresolved.claim.at) < self.guarded.timings.unproven_wait
+    }
+
     /// Time that has certainly passed since `at`.
     fn passed_since(&self, at: Timestamp) -> Duration {
         self.guarded.clock.passed_since(at)
@@ -431,7 +437,10 @@ impl UnknownOutcomes {
             // answer, and the transaction is not its own. An equal row that has left the record has been sent to another
             // relayer since, and does not come back for it: this row may have what the record made.
             let owner = self.guarded.store.find_bound(&record.tx_id).await?;
-            if owner.is_some_and(|owner| is_equal(&owner, &unresolved.row)) {
+            let has_left = |owner: &Transaction| {
+                owner.binding.as_ref().is_none_or(|binding| binding.tx_id != record.tx_id) && !self.is_young(unresolved)
+            };
+            if owner.is_some_and(|owner| is_equal(&owner, &unresolved.row) && !has_left(&owner)) {
                 return self.postpone(std::slice::from_ref(unresolved), CONTESTED).await;
             }
         }
