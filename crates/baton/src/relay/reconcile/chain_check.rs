@@ -200,6 +200,9 @@ impl ChainCheck {
         let history = self.reader.history(address, since(row, said)).await?;
         let nonce = said.and_then(|said| said.nonce).or(binding.nonce);
         let equal = self.equal_rows(row, &binding.relayer, &history).await?;
+        if let Some(why) = self.is_elsewhere(&binding.relayer).await? {
+            return Ok(ChainCheckResult::Open(why));
+        }
         match judge(&row.call, nonce, &history, &equal) {
             ChainFinding::Executed(mined) => {
                 if !self.reader.is_final(mined.block, history.head) {
@@ -287,6 +290,15 @@ impl ChainCheck {
         let since = since.filter(|_| !row.is_only_silent());
         let clock = &self.guarded.clock;
         since.is_some_and(|since| clock.passed_since(since) >= self.guarded.timings.unproven_wait)
+    }
+
+    /// Why the chain proves nothing about this relayer's transactions: relayer and chain say which chain they are on, and
+    /// differ. The same account has another history there.
+    pub(super) async fn is_elsewhere(&self, relayer: &RelayerUrl) -> Result<Option<String>, ChainError> {
+        let Some(told) = self.pool.told_chain_id(relayer) else { return Ok(None) };
+        let asked = self.reader.chain_id().await?;
+        Ok((told != asked)
+            .then(|| format!("the relayer is on the chain with id {told}, and RPC_URL on that with {asked}")))
     }
 
     pub(super) async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {

@@ -59,6 +59,8 @@ struct FakeRelayer {
     records: Vec<Value>,
     /// A record that it knows and does not list.
     unlisted: Option<Value>,
+    /// The id of its chain, if it tells.
+    chain_id: Option<u64>,
 }
 
 /// A transaction on the chain.
@@ -137,8 +139,13 @@ impl Outside {
     fn relayer(&self, host: &str, path: &str) -> (u16, Value) {
         let relayers = self.relayers.lock().unwrap();
         let relayer = &relayers[host];
-        match path.trim_start_matches("/api/v1/relayers").trim_start_matches("/r").split('?').next().unwrap() {
+        let path = path.strip_prefix("/api/v1/relayers").unwrap();
+        match path.strip_prefix("/r").unwrap_or(path).split('?').next().unwrap() {
             "" => (200, json!({ "data": [{ "id": "r", "address": relayer.address, "system_disabled": false }] })),
+            "/rpc" => match relayer.chain_id {
+                Some(id) => (200, json!({ "jsonrpc": "2.0", "id": 1, "result": format!("{id:#x}") })),
+                None => (404, json!({ "error": "no such call" })),
+            },
             "/status" => (200, json!({ "data": { "nonce": relayer.nonce } })),
             "/transactions" => {
                 let total = relayer.records.len();
@@ -186,6 +193,7 @@ impl Transport for Wire {
 struct World {
     outside: Arc<Outside>,
     guarded: Arc<GuardedStore>,
+    pool: Arc<Pool>,
     chain: Arc<ChainCheck>,
     unknown_outcomes: UnknownOutcomes,
     without_chain: UnknownOutcomes,
@@ -267,7 +275,7 @@ impl World {
             |chain| UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone(), chain);
         let (unknown_outcomes, without_chain) = (unknown_outcomes(Some(Arc::clone(&chain))), unknown_outcomes(None));
         let reconciler = Arc::new(reconciler);
-        Self { outside, guarded, chain, unknown_outcomes, without_chain, reconciler, _directory: directory }
+        Self { outside, guarded, pool, chain, unknown_outcomes, without_chain, reconciler, _directory: directory }
     }
 
     fn now(&self) -> Timestamp {
@@ -634,6 +642,44 @@ async fn an_unfounded_confirmation_is_raised_once_also_if_the_timeline_is_full_o
         assert_eq!(timeline.iter().filter(|entry| entry.action == "unfounded-confirmation").count(), 1, "{steps}");
         let shown = raised.render();
         assert!(shown.contains("baton_unfounded_confirmations_total 1\n"), "{steps}: {shown}");
+    }
+}
+
+/// `RPC_URL` leads to another chain, on which the relayer's key has used the same nonces.
+#[tokio::test]
+async fn another_chain_than_the_relayers_proves_nothing() {
+    for (relayers_chain, is_elsewhere) in [(None, false), (Some(1), false), (Some(5), true)] {
+        let world = World::new().await;
+        world.relayer("r1", |relayer| (relayer.nonce, relayer.chain_id) = (1, relayers_chain));
+        let watching = CancellationToken::new();
+        let watch = tokio::spawn({
+            let (pool, watching) = (Arc::clone(&world.pool), watching.clone());
+            async move { pool.watch(None, watching).await }
+        });
+        let url = RelayerUrl("http://r1".into());
+        let told = async {
+            while relayers_chain.is_some() && world.pool.told_chain_id(&url).is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), told).await.expect("the relayer tells its chain's id");
+        watching.cancel();
+        watch.await.unwrap();
+        world.mine(K1, 0, 9);
+        let row = world.bound(1, "r1", "oz-1", K1, world.ago(900));
+        world.insert(std::slice::from_ref(&row)).await;
+        let said =
+            report(&json!({ "id": "oz-1", "status": "failed", "status_reason": "lost", "nonce": 0, "from": K1 }));
+        world.chain.settle(&row, RelayerStatement::Says(&said)).await.unwrap();
+        let stored = world.stored(&row).await;
+        assert_eq!(
+            (stored.binding.is_some(), stored.outcome_unknown()),
+            (is_elsewhere, is_elsewhere),
+            "{relayers_chain:?}"
+        );
+        let lost = world.lost(1, "r1", world.ago(600));
+        let judged = world.judged(&lost, vec![], 1).await;
+        assert_eq!(judged.contains("the relayer is on the chain with id 5"), is_elsewhere, "{judged}");
     }
 }
 
