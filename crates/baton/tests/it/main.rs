@@ -22,6 +22,7 @@ mod reconcile;
 #[expect(dead_code, reason = "the tests of the engines use the rest of it")]
 mod relay_fixture;
 mod routing;
+mod rpc_urls;
 mod server_away;
 mod start;
 mod started;

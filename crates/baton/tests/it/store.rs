@@ -386,14 +386,33 @@ async fn the_records_bound_last_to_a_relayer_are_known(fixture: &StoreFixture) {
     assert_eq!(open, [first.id, claimed.id, on_chain.id]);
     assert_eq!(store.open_at(&relayer, 2).await.unwrap().len(), 2);
     assert_eq!(store.open_at(&other, 10).await.unwrap(), []);
-    assert_eq!(store.forgotten_at(&relayer, Timestamp(0), HOUR).await.unwrap(), 0);
+    let forgotten_at = async |relayer: &RelayerUrl, since, kept, max| {
+        let records = store.forgotten_at(relayer, since, kept, max).await.unwrap();
+        let mut records: Vec<_> = records.into_iter().map(|record| (record.tx_id.0, record.only_silent)).collect();
+        records.sort();
+        records
+    };
+    assert_eq!(forgotten_at(&relayer, Timestamp(0), HOUR, 10).await, []);
     let forgotten = moved.transaction.forgotten(RecordLost::NotKnown, later, later).unwrap();
     assert!(matches!(store.save(&forgotten).await.unwrap(), Saved::Yes { .. }));
-    assert_eq!(store.forgotten_at(&relayer, later, HOUR).await.unwrap(), 1);
-    assert_eq!(store.forgotten_at(&relayer, far, HOUR).await.unwrap(), 0);
+    let oz_2 = ("oz-2".to_owned(), false);
+    assert_eq!(forgotten_at(&relayer, later, HOUR, 10).await, std::slice::from_ref(&oz_2));
+    assert_eq!(forgotten_at(&relayer, far, HOUR, 10).await, []);
     let kept = later.since(bound_at) - Duration::from_secs(1);
-    assert_eq!(store.forgotten_at(&relayer, later, kept).await.unwrap(), 0, "the relayer deleted it in its time");
-    assert_eq!(store.forgotten_at(&other, Timestamp(0), HOUR).await.unwrap(), 0);
+    assert_eq!(forgotten_at(&relayer, later, kept, 10).await, [], "the relayer deleted it in its time");
+    assert_eq!(forgotten_at(&other, Timestamp(0), HOUR, 10).await, []);
+    // About the first one it only gives no answer.
+    let (long, timings) = (fixture.timings.operator_after, &fixture.timings);
+    let waits = first.ask_chain(&report("oz-1", ReportedStatus::Confirmed), bound_at).unwrap();
+    let asked = waits.transaction.unanswered(Duration::ZERO, later, bound_at, timings).unwrap();
+    let silent = asked.transaction.unanswered(long, later, later, timings).unwrap();
+    for moved in [&waits, &asked, &silent] {
+        assert!(matches!(store.save(moved).await.unwrap(), Saved::Yes { .. }));
+    }
+    assert_eq!(forgotten_at(&relayer, later, HOUR, 10).await, [("oz-1".to_owned(), true), oz_2]);
+    assert_eq!(forgotten_at(&relayer, later, HOUR, 1).await.len(), 1);
+    let silent = store.forgotten_at(&relayer, later, HOUR, 10).await.unwrap();
+    assert!(silent.iter().any(|record| record.only_silent && record.at == bound_at));
 }
 
 async fn concurrent_timeline_steps_get_distinct_numbers(fixture: &StoreFixture) {

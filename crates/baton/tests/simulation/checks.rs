@@ -196,7 +196,8 @@ impl World {
         // if the relayer had lost it.
         let lost = |other: &Transaction| {
             let binding = other.binding.as_ref().filter(|binding| binding.relayer == claim.relayer);
-            binding.and_then(|binding| binding.forgotten_since).is_some_and(|since| since >= claim.at)
+            let since = binding.and_then(|binding| binding.forgotten_since).filter(|_| !other.is_only_silent());
+            since.is_some_and(|since| since >= claim.at)
         };
         if self.rows.iter().any(|other| !other.status.is_final() && lost(other)) {
             self.counters.witness_expired += 1;

@@ -9,8 +9,8 @@ use baton::relay::state::transaction::{
     Binding, ConsumerId, Moved, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId,
 };
 use baton::relay::store::{
-    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
-    Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, ForgottenRecord, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
+    RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use baton::timestamp::Timestamp;
 use uuid::Uuid;
@@ -295,14 +295,21 @@ impl TransactionStore for SimStore {
         .await
     }
 
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
+    async fn forgotten_at(
+        &self,
+        relayer: &RelayerUrl,
+        since: Timestamp,
+        kept: Duration,
+        max: usize,
+    ) -> Result<Vec<ForgottenRecord>, StoreError> {
         self.read(|world| {
-            let forgotten = world.rows.iter().filter(|row| !row.status.is_final()).filter(|row| {
-                let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer);
-                let lost = |binding: &Binding| binding.forgotten_since.filter(|at| at.since(binding.at) < kept);
-                binding.and_then(lost).is_some_and(|at| at >= since)
+            let forgotten = world.rows.iter().filter(|row| !row.status.is_final()).filter_map(|row| {
+                let binding = row.binding.as_ref().filter(|binding| binding.relayer == *relayer)?;
+                let lost = binding.forgotten_since.filter(|at| *at >= since && at.since(binding.at) < kept);
+                let (tx_id, at) = (binding.tx_id.clone(), binding.at);
+                lost.map(|_| ForgottenRecord { tx_id, at, only_silent: row.is_only_silent() })
             });
-            forgotten.count() as u64
+            forgotten.take(max).collect()
         })
         .await
     }

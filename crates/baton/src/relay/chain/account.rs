@@ -9,7 +9,7 @@ mod blocks;
 mod kept;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use alloy_primitives::{Address, B256, U256};
@@ -96,6 +96,8 @@ pub struct AccountReader {
     /// Blocks on top of one that make it final.
     finality: u64,
     accounts: Mutex<HashMap<Address, Arc<AsyncMutex<Account>>>>,
+    /// The chain's id, once it was asked for.
+    chain_id: OnceLock<u64>,
     /// When known blocks were made. A replaced block's time differs by seconds, which does not matter here.
     block_times: Mutex<BTreeMap<u64, Timestamp>>,
     limits: Mutex<Limits>,
@@ -131,7 +133,8 @@ impl AccountReader {
     pub fn new(chain: Arc<Chain>, clock: Clock, finality: u64) -> Self {
         let limits = Limits { rate: None, tokens: 0.0, filled_at: clock.instant(), paused_until: None };
         let (accounts, block_times) = (Mutex::default(), Mutex::default());
-        Self { chain, clock, finality, accounts, block_times, limits: Mutex::new(limits) }
+        let (chain_id, limits) = (OnceLock::new(), Mutex::new(limits));
+        Self { chain, clock, finality, accounts, chain_id, block_times, limits }
     }
 
     /// Makes at most this many calls per second; `None`: no limit.
@@ -236,6 +239,16 @@ impl AccountReader {
     /// The newest block's number.
     pub async fn head(&self) -> Result<u64, ChainError> {
         self.newest_block().await.map(|block| block.number)
+    }
+
+    /// The chain's id.
+    pub async fn chain_id(&self) -> Result<u64, ChainError> {
+        if let Some(known) = self.chain_id.get() {
+            return Ok(*known);
+        }
+        let answer = self.ask("eth_chainId", json!([])).await?;
+        let id = number(&answer).ok_or(ChainError::Unreadable("the chain's id"))?;
+        Ok(*self.chain_id.get_or_init(|| id))
     }
 
     /// Why a mined transaction reverted: the same call on the state before its block.

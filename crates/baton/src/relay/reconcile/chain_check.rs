@@ -24,7 +24,7 @@ use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
 use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use crate::relay::state::transaction::{MoveRefused, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
-use crate::relay::store::StoreError;
+use crate::relay::store::{Saved, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
 
@@ -200,6 +200,9 @@ impl ChainCheck {
         let history = self.reader.history(address, since(row, said)).await?;
         let nonce = said.and_then(|said| said.nonce).or(binding.nonce);
         let equal = self.equal_rows(row, &binding.relayer, &history).await?;
+        if let Some(why) = self.is_elsewhere(&binding.relayer).await? {
+            return Ok(ChainCheckResult::Open(why));
+        }
         match judge(&row.call, nonce, &history, &equal) {
             ChainFinding::Executed(mined) => {
                 if !self.reader.is_final(mined.block, history.head) {
@@ -287,6 +290,15 @@ impl ChainCheck {
         let since = since.filter(|_| !row.is_only_silent());
         let clock = &self.guarded.clock;
         since.is_some_and(|since| clock.passed_since(since) >= self.guarded.timings.unproven_wait)
+    }
+
+    /// Why the chain proves nothing about this relayer's transactions: relayer and chain say which chain they are on, and
+    /// differ. The same account has another history there.
+    pub(super) async fn is_elsewhere(&self, relayer: &RelayerUrl) -> Result<Option<String>, ChainError> {
+        let Some(told) = self.pool.told_chain_id(relayer) else { return Ok(None) };
+        let asked = self.reader.chain_id().await?;
+        Ok((told != asked)
+            .then(|| format!("the relayer is on the chain with id {told}, and RPC_URL on that with {asked}")))
     }
 
     pub(super) async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {
@@ -395,17 +407,24 @@ impl ChainCheck {
         self.reader.receipt(mined.hash).await.ok().flatten()
     }
 
-    /// Raises the alarm about a row that its relayer calls confirmed and the chain does not have, once.
+    /// Raises the alarm about a row that its relayer calls confirmed and the chain does not have, once. The timeline
+    /// remembers it, and has room for it however full it is.
     async fn unfounded_confirmation(&self, row: &Transaction) -> Result<(), StoreError> {
         let step = Step::new("unfounded-confirmation", "the relayer says confirmed, and the chain does not have it");
-        if self.guarded.store.timeline(row.id).await?.iter().any(|entry| entry.action == step.action) {
-            return Ok(());
+        loop {
+            // Saved with the version from before the timeline was read: of two that look at once, one starts over and finds it.
+            let Some(row) = self.guarded.store.get(row.id).await? else { return Ok(()) };
+            let timeline = self.guarded.store.timeline(row.id).await?;
+            if timeline.iter().any(|entry| entry.action == step.action) {
+                return Ok(());
+            }
+            let noted = row.noted(step.clone(), self.guarded.clock.now());
+            if self.guarded.save(&row, &noted).await? != Saved::Stale {
+                counter!("baton_unfounded_confirmations_total").increment(1);
+                error!(transactionId = %row.id, action = "unfounded_confirmation", "{}", step.detail);
+                return Ok(());
+            }
         }
-        let now = self.guarded.clock.now();
-        self.guarded.update(row.id, |now_row| Ok(now_row.noted(step.clone(), now))).await?;
-        counter!("baton_unfounded_confirmations_total").increment(1);
-        error!(transactionId = %row.id, action = "unfounded_confirmation", "{}", step.detail);
-        Ok(())
     }
 
     /// Ends the row as its relayer says: the chain does not speak against it.

@@ -87,6 +87,9 @@ impl ChainCheck {
         let slip = self.guarded.clock.slip(claim.at);
         let history = self.reader.history(address, claim.at - CLOCK_MARGIN - slip).await?;
         let equal = self.equal_rows(row, &claim.relayer, &history).await?;
+        if let Some(why) = self.is_elsewhere(&claim.relayer).await? {
+            return Ok(ClaimOnChain::Undecided(why));
+        }
         match judge(&row.call, None, &history, &equal) {
             ChainFinding::Executed(mined) if self.reader.is_final(mined.block, history.head) => {
                 return Ok(ClaimOnChain::Executed(mined.clone(), address));

@@ -65,6 +65,9 @@ pub struct Coverage<'a> {
     pub reach: Timestamp,
     /// Records that Baton bound there, newest first. The list must show those that it reaches back to.
     pub witnesses: &'a [BoundRecord],
+    /// Records that the relayer has given no answer about for long: it may have forgotten them. The list must show these too,
+    /// or the relayer know them by their id.
+    pub silent: &'a [RelayerTxId],
     /// Allowed difference between the relayer's clock and ours.
     pub skew: Duration,
     /// Time limit of a question to the relayer.
@@ -127,7 +130,7 @@ async fn read_in_pages(
     size: usize,
 ) -> Result<RelayerListing, RelayerError> {
     let read_at = clock.now();
-    let mut reading = ListReading::new(coverage.witnesses, coverage.skew);
+    let mut reading = ListReading::new(coverage.witnesses, coverage.skew).with_silent(coverage.silent);
     let mut records = Vec::new();
     let mut finished = false;
     let mut further = RECORDS_FURTHER / size;
@@ -171,6 +174,7 @@ async fn read_in_pages(
 /// The checks of one reading.
 pub struct ListReading<'a> {
     witnesses: &'a [BoundRecord],
+    silent: &'a [RelayerTxId],
     skew: Duration,
     /// Every record read, with its creation time.
     created: HashMap<RelayerTxId, Timestamp>,
@@ -189,6 +193,7 @@ impl<'a> ListReading<'a> {
     pub fn new(witnesses: &'a [BoundRecord], skew: Duration) -> Self {
         Self {
             witnesses,
+            silent: &[],
             skew,
             created: HashMap::new(),
             signed: Vec::new(),
@@ -198,6 +203,12 @@ impl<'a> ListReading<'a> {
             date_off: None,
             unproven: None,
         }
+    }
+
+    /// The same with these silent records. They tell nothing of the relayer's clock: they may be a status lookup's, bound long
+    /// after they were stored.
+    pub fn with_silent(self, silent: &'a [RelayerTxId]) -> Self {
+        Self { silent, ..self }
     }
 
     /// Adds the page of that number; returns its records that no earlier page had. New records push others onto the next
@@ -263,7 +274,8 @@ impl<'a> ListReading<'a> {
     /// Records of ours, bound before the list was requested, that it does not show.
     pub fn missing(&self, read_at: Timestamp) -> impl Iterator<Item = &'a RelayerTxId> {
         let ours = self.witnesses.iter().filter(move |witness| witness.at < read_at);
-        ours.map(|witness| &witness.tx_id).filter(|tx_id| !self.created.contains_key(tx_id))
+        let ours = ours.map(|witness| &witness.tx_id).chain(self.silent);
+        ours.filter(|tx_id| !self.created.contains_key(tx_id))
     }
 
     /// Learns what the relayer says of a record that its list does not show. One that is older than the part that was
@@ -414,6 +426,19 @@ mod tests {
         reading.end(true);
         reading.missing_is(read_record(&record("b", 2)).as_ref());
         assert!(reading.listing(Vec::new(), at(9)).unproven.unwrap().contains("does not show"));
+    }
+
+    #[test]
+    fn a_list_without_a_silent_record_proves_nothing_and_one_with_it_does() {
+        let silent = [RelayerTxId("a".into())];
+        for (id, missing) in [("a", 0), ("b", 1)] {
+            let mut reading = ListReading::new(&[], SKEW).with_silent(&silent);
+            reading.add(1, &page(1, 2, 1, &[record(id, 1)]));
+            reading.end(true);
+            assert_eq!(reading.missing(at(1000)).count(), missing);
+            let listing = reading.listing(Vec::new(), at(1000));
+            assert_eq!((listing.behind, listing.kept_since), (UNKNOWN_SKEW, None), "it is no witness");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
+use metrics_exporter_prometheus::PrometheusBuilder;
 use pipeline::queue::memory::MemoryQueue;
 use pipeline::sqlite::Database;
 use pipeline::{CancellationToken, QueueOptions};
@@ -15,7 +16,7 @@ use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::chain_check::{ChainCheck, RelayerStatement};
+use super::chain_check::{ChainCheck, ChainCheckResult, RelayerStatement};
 use super::chain_owners::{ClaimOnChain, Shown};
 use super::relayer_list::{RelayerListing, SignedRecord};
 use super::sweeps::{Reconciler, ReconcilerSettings};
@@ -32,7 +33,7 @@ use crate::relay::relayer::wire::read_record;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::state::apply_report::{Report, Source, Verdict};
 use crate::relay::state::transaction::{
-    Claim, ConsumerId, RecordLost, RelayerTxId, RelayerUrl, Status, Transaction, TransactionId, UnknownCause,
+    Claim, ConsumerId, RecordLost, RelayerTxId, RelayerUrl, Status, Step, Transaction, TransactionId, UnknownCause,
 };
 use crate::relay::store::TransactionStore;
 use crate::relay::store::sqlite::SqliteStore;
@@ -56,6 +57,10 @@ struct FakeRelayer {
     address: Address,
     nonce: u64,
     records: Vec<Value>,
+    /// A record that it knows and does not list.
+    unlisted: Option<Value>,
+    /// The id of its chain, if it tells.
+    chain_id: Option<u64>,
 }
 
 /// A transaction on the chain.
@@ -134,8 +139,13 @@ impl Outside {
     fn relayer(&self, host: &str, path: &str) -> (u16, Value) {
         let relayers = self.relayers.lock().unwrap();
         let relayer = &relayers[host];
-        match path.trim_start_matches("/api/v1/relayers").trim_start_matches("/r").split('?').next().unwrap() {
+        let path = path.strip_prefix("/api/v1/relayers").unwrap();
+        match path.strip_prefix("/r").unwrap_or(path).split('?').next().unwrap() {
             "" => (200, json!({ "data": [{ "id": "r", "address": relayer.address, "system_disabled": false }] })),
+            "/rpc" => match relayer.chain_id {
+                Some(id) => (200, json!({ "jsonrpc": "2.0", "id": 1, "result": format!("{id:#x}") })),
+                None => (404, json!({ "error": "no such call" })),
+            },
             "/status" => (200, json!({ "data": { "nonce": relayer.nonce } })),
             "/transactions" => {
                 let total = relayer.records.len();
@@ -144,7 +154,7 @@ impl Outside {
             }
             one => {
                 let id = one.rsplit('/').next().unwrap();
-                match relayer.records.iter().find(|record| record["id"] == id) {
+                match relayer.records.iter().chain(&relayer.unlisted).find(|record| record["id"] == id) {
                     Some(record) => (200, json!({ "data": record })),
                     None => (404, json!({ "error": "no such transaction" })),
                 }
@@ -183,8 +193,10 @@ impl Transport for Wire {
 struct World {
     outside: Arc<Outside>,
     guarded: Arc<GuardedStore>,
+    pool: Arc<Pool>,
     chain: Arc<ChainCheck>,
     unknown_outcomes: UnknownOutcomes,
+    without_chain: UnknownOutcomes,
     reconciler: Arc<Reconciler>,
     _directory: tempfile::TempDir,
 }
@@ -260,9 +272,11 @@ impl World {
             settings.clone(),
             Some(Arc::clone(&chain)),
         );
-        let unknown_outcomes = UnknownOutcomes::new(Arc::clone(&guarded), pool, me, settings, Some(Arc::clone(&chain)));
+        let unknown_outcomes =
+            |chain| UnknownOutcomes::new(Arc::clone(&guarded), Arc::clone(&pool), me.clone(), settings.clone(), chain);
+        let (unknown_outcomes, without_chain) = (unknown_outcomes(Some(Arc::clone(&chain))), unknown_outcomes(None));
         let reconciler = Arc::new(reconciler);
-        Self { outside, guarded, chain, unknown_outcomes, reconciler, _directory: directory }
+        Self { outside, guarded, pool, chain, unknown_outcomes, without_chain, reconciler, _directory: directory }
     }
 
     fn now(&self) -> Timestamp {
@@ -365,6 +379,23 @@ impl World {
     async fn settled(&self, row: &Transaction) -> Transaction {
         self.unknown_outcomes.settle(vec![self.stored(row).await]).await.unwrap();
         self.stored(row).await
+    }
+
+    /// The same without a chain.
+    async fn settled_without_chain(&self, row: &Transaction) -> Transaction {
+        self.without_chain.settle(vec![self.stored(row).await]).await.unwrap();
+        self.stored(row).await
+    }
+
+    /// A row of value 2 whose relayer has given no answer about its record `oz-silent` since it was bound, and that counts
+    /// as forgotten since a moment ago.
+    fn silent(&self, bound_at: Timestamp) -> Transaction {
+        let (timings, at) = (&self.guarded.timings, self.ago(20));
+        let row = self.bound(2, "r1", "oz-silent", K1, bound_at);
+        let asked = row.unanswered(Duration::ZERO, at, bound_at, timings).unwrap().transaction;
+        let silent = asked.unanswered(timings.operator_after, at, at, timings).unwrap().transaction;
+        assert!(silent.is_only_silent() && silent.outcome_unknown());
+        silent
     }
 
     /// A relayer's record from long before anything else here.
@@ -490,6 +521,166 @@ async fn a_transaction_that_confirmed_a_row_at_another_url_is_no_equal_rows() {
         let settled = world.settled(&second).await;
         assert_eq!((settled.status, &settled.binding), (Status::Pending, &None), "{confirmed_by_this_version}");
         assert_eq!(is_absent_so_far(&settled), confirmed_by_this_version);
+    }
+}
+
+/// The relayer was away for long. Its silence about a record counted as forgetting that record.
+#[tokio::test]
+async fn a_row_of_which_its_relayer_was_only_silent_does_not_spoil_the_list_that_shows_it() {
+    for (forgotten, with_chain) in [(false, true), (false, false), (true, true), (true, false)] {
+        let world = World::new().await;
+        let mut other = world.silent(world.ago(1500));
+        if forgotten {
+            other = other.forgotten(RecordLost::NotKnown, world.now(), world.ago(10)).unwrap().transaction;
+        }
+        let (lost, _) = world.lost(1, "r1", world.ago(100));
+        world.insert(&[other, lost.clone()]).await;
+        world.mine(K1, 0, 2);
+        let records = vec![world.record("oz-silent", 0, 2, world.ago(1500)), world.old_record()];
+        world.relayer("r1", |relayer| (relayer.nonce, relayer.records) = (1, records));
+        let settled = if with_chain { world.settled(&lost).await } else { world.settled_without_chain(&lost).await };
+        assert_eq!(is_absent_so_far(&settled), !forgotten, "{forgotten} {with_chain}");
+    }
+}
+
+/// The relayer has lost what it took in the seconds before it fell silent, the lost submission among it. It has taken more
+/// since than is compared.
+#[tokio::test]
+async fn a_silent_row_whose_record_the_relayer_has_lost_spoils_the_list() {
+    for (listed, known) in [(false, false), (false, true), (true, true)] {
+        let world = World::new().await;
+        let (lost, _) = world.lost(1, "r1", world.ago(1000));
+        let mut rows: Vec<_> = (0..250).map(|n| world.bound(3, "r1", &format!("oz-{n}"), K1, world.ago(100))).collect();
+        let mut records: Vec<_> = (0..250).map(|n| world.record(&format!("oz-{n}"), n, 3, world.ago(100))).collect();
+        rows.extend([lost.clone(), world.silent(world.ago(900))]);
+        world.insert(&rows).await;
+        if listed {
+            records.push(world.record("oz-silent", 250, 2, world.ago(900)));
+        }
+        records.push(world.old_record());
+        world.relayer("r1", |relayer| {
+            relayer.records = records;
+            relayer.unlisted = (known && !listed).then(|| world.record("oz-silent", 250, 2, world.ago(900)));
+        });
+        let settled = world.settled_without_chain(&lost).await;
+        assert_eq!(is_absent_so_far(&settled), listed, "{listed} {known}");
+    }
+}
+
+/// The relayer gave the twin's record up as unsigned and had signed it: the twin was sent to another relayer, and its record
+/// was mined all the same.
+#[tokio::test]
+async fn a_claim_gets_what_was_made_by_a_record_that_an_equal_row_has_left() {
+    for (twin_is, claimed, is_its_own) in [
+        ("at another relayer", 400, true),
+        ("waiting", 400, true),
+        ("at another relayer", 100, false),
+        ("failed there", 400, false),
+    ] {
+        let world = World::new().await;
+        let mined = world.mine(K1, 0, 1);
+        let mut twin = world.bound(1, "r1", "oz-twin", K1, world.ago(700));
+        world.insert(std::slice::from_ref(&twin)).await;
+        let (now, timings) = (world.now(), &world.guarded.timings);
+        let left = |row: &Transaction| row.not_executed("the relayer failed it unsigned", now, timings);
+        match twin_is {
+            "failed there" => {
+                let forgotten = |row: &Transaction| row.forgotten(RecordLost::NotKnown, now, now);
+                world.guarded.update(twin.id, forgotten).await.unwrap();
+                world.guarded.update(twin.id, |row| row.resolve_fail(now)).await.unwrap();
+            }
+            _ => drop(world.guarded.update(twin.id, left).await.unwrap()),
+        }
+        if twin_is == "at another relayer" {
+            let token = Uuid::new_v4();
+            let (consumer, url) = (ConsumerId("c".into()), RelayerUrl("http://r2".into()));
+            let claim = |row: &Transaction| row.claim(&consumer, token, &url, "test", now, timings);
+            world.guarded.update(twin.id, claim).await.unwrap();
+            let tx_id = RelayerTxId("oz-elsewhere".into());
+            let bind = |row: &Transaction| row.bind(token, &tx_id, None, "test", now, timings);
+            world.guarded.update(twin.id, bind).await.unwrap();
+        }
+        twin = world.stored(&twin).await;
+        let (lost, _) = world.lost(1, "r1", world.ago(claimed));
+        world.insert(std::slice::from_ref(&lost)).await;
+        let records = vec![world.record("oz-twin", 0, 1, world.ago(700)), world.old_record()];
+        world.relayer("r1", |relayer| (relayer.nonce, relayer.records) = (1, records));
+        let settled = world.settled(&lost).await;
+        if is_its_own {
+            assert_eq!(settled.status, Status::Confirmed, "{twin_is}");
+            assert_eq!(settled.hash, Some(mined.hash().to_string()), "{twin_is}");
+        } else {
+            assert!(settled.outcome_unknown() && !is_absent_so_far(&settled), "{twin_is}: {settled:?}");
+        }
+        assert_eq!(world.stored(&twin).await, twin, "the twin goes on: {twin_is}");
+    }
+}
+
+/// A timeline takes 2000 steps, and is what remembers that the alarm was raised.
+#[tokio::test]
+async fn an_unfounded_confirmation_is_raised_once_also_if_the_timeline_is_full_or_two_look_at_once() {
+    for steps in [0, 3000] {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let raised = recorder.handle();
+        let _recording = metrics::set_default_local_recorder(&recorder);
+        let world = World::new().await;
+        let row = world.bound(1, "r1", "oz-1", K1, world.ago(900));
+        world.insert(std::slice::from_ref(&row)).await;
+        let mut noted = row.noted(Step::new("progress", "one of many"), world.now());
+        noted.steps = vec![noted.steps[0].clone(); steps];
+        world.guarded.store.save(&noted).await.unwrap();
+        let said = json!({ "id": "oz-1", "status": "confirmed", "nonce": 0, "hash": B256::repeat_byte(7), "from": K1 });
+        let said = report(&said);
+        let look = async || {
+            let row = world.stored(&row).await;
+            world.chain.settle(&row, RelayerStatement::Says(&said)).await.unwrap()
+        };
+        let (first, second) = tokio::join!(look(), look());
+        for looked in [first, second, look().await] {
+            assert!(matches!(looked, ChainCheckResult::Absent(_)), "{looked:?}");
+        }
+        let timeline = world.guarded.store.timeline(row.id).await.unwrap();
+        assert_eq!(timeline.iter().filter(|entry| entry.action == "unfounded-confirmation").count(), 1, "{steps}");
+        let shown = raised.render();
+        assert!(shown.contains("baton_unfounded_confirmations_total 1\n"), "{steps}: {shown}");
+    }
+}
+
+/// `RPC_URL` leads to another chain, on which the relayer's key has used the same nonces.
+#[tokio::test]
+async fn another_chain_than_the_relayers_proves_nothing() {
+    for (relayers_chain, is_elsewhere) in [(None, false), (Some(1), false), (Some(5), true)] {
+        let world = World::new().await;
+        world.relayer("r1", |relayer| (relayer.nonce, relayer.chain_id) = (1, relayers_chain));
+        let watching = CancellationToken::new();
+        let watch = tokio::spawn({
+            let (pool, watching) = (Arc::clone(&world.pool), watching.clone());
+            async move { pool.watch(None, watching).await }
+        });
+        let url = RelayerUrl("http://r1".into());
+        let told = async {
+            while relayers_chain.is_some() && world.pool.told_chain_id(&url).is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), told).await.expect("the relayer tells its chain's id");
+        watching.cancel();
+        watch.await.unwrap();
+        world.mine(K1, 0, 9);
+        let row = world.bound(1, "r1", "oz-1", K1, world.ago(900));
+        world.insert(std::slice::from_ref(&row)).await;
+        let said =
+            report(&json!({ "id": "oz-1", "status": "failed", "status_reason": "lost", "nonce": 0, "from": K1 }));
+        world.chain.settle(&row, RelayerStatement::Says(&said)).await.unwrap();
+        let stored = world.stored(&row).await;
+        assert_eq!(
+            (stored.binding.is_some(), stored.outcome_unknown()),
+            (is_elsewhere, is_elsewhere),
+            "{relayers_chain:?}"
+        );
+        let lost = world.lost(1, "r1", world.ago(600));
+        let judged = world.judged(&lost, vec![], 1).await;
+        assert_eq!(judged.contains("the relayer is on the chain with id 5"), is_elsewhere, "{judged}");
     }
 }
 

@@ -27,7 +27,7 @@ use crate::relay::state::apply_report::Report;
 use crate::relay::state::transaction::{
     Claim, ConsumerId, MoveRefused, RelayerTxId, RelayerUrl, Transaction, UnknownOutcome,
 };
-use crate::relay::store::{BoundRecord, Saved, StoreError};
+use crate::relay::store::{BoundRecord, ForgottenRecord, Saved, StoreError};
 use crate::relay::update::guarded_store::{GuardedStore, Origin, Updated};
 use crate::timestamp::Timestamp;
 
@@ -77,6 +77,8 @@ const CLAIMS_COMPARED_MAX: usize = 5000;
 /// Records of ours that the list must show: bound last before the oldest claim, and bound last of all.
 const WITNESSES_BEFORE: usize = 5;
 const WITNESSES_SINCE: usize = 200;
+/// With more records that count as forgotten than this, a list proves no absence.
+const FORGOTTEN_COMPARED_MAX: usize = 1000;
 /// Longest pause between two looks at a claim that may stay unsettled for hours.
 const SLOW_CHECK: Duration = Duration::from_secs(30);
 
@@ -206,11 +208,21 @@ impl UnknownOutcomes {
         let mut witnesses: Vec<BoundRecord> = last.into_iter().filter(kept).collect();
         let older: Vec<_> = before.into_iter().filter(|record| !witnesses.contains(record)).collect();
         witnesses.extend(older);
+        let retained = self.settings.relayer_retention.saturating_sub(self.settings.clock_skew);
+        let forgotten = async || store.forgotten_at(relayer, earliest, retained, FORGOTTEN_COMPARED_MAX).await;
+        // A record that the relayer only gave no answer about is forgotten or not: the relayer answers now.
+        let is_silent = |record: &ForgottenRecord| {
+            let recent = now.since(record.at) < retained && !record.tx_id.0.starts_with("chain:");
+            record.only_silent && recent && !witnesses.iter().any(|witness| witness.tx_id == record.tx_id)
+        };
+        let silent = forgotten().await?.into_iter().filter(is_silent).map(|record| record.tx_id);
+        let silent: Vec<RelayerTxId> = silent.collect();
         let calls: Vec<&Call> = cases.iter().map(|case| &case.row.call).collect();
         let coverage = Coverage {
             calls: &calls,
             reach,
             witnesses: &witnesses,
+            silent: &silent,
             skew: self.settings.clock_skew,
             timeout: self.settings.question_timeout,
         };
@@ -218,9 +230,13 @@ impl UnknownOutcomes {
             Ok(listing) => listing,
             Err(failure) => return Ok(Err(failure)),
         };
-        let retained = self.settings.relayer_retention.saturating_sub(self.settings.clock_skew);
-        if listing.unproven.is_none() && store.forgotten_at(relayer, earliest, retained).await? > 0 {
-            listing.unproven = Some("the relayer has forgotten transactions since then");
+        if listing.unproven.is_none() {
+            let forgotten = forgotten().await?;
+            if forgotten.iter().any(|record| !record.only_silent) {
+                listing.unproven = Some("the relayer has forgotten transactions since then");
+            } else if forgotten.len() >= FORGOTTEN_COMPARED_MAX {
+                listing.unproven = Some("the relayer has given no answer about too many transactions since then");
+            }
         }
         if let Some(why) = listing.unproven {
             warn!(action = "list_unproven", relayer = %relayer, "its list proves no absence: {why}");
@@ -348,7 +364,7 @@ impl UnknownOutcomes {
             }
             return Ok(unproven.is_none());
         };
-        let young = self.passed_since(claim.at) < self.guarded.timings.unproven_wait;
+        let young = self.is_young(unresolved);
         // A transaction on the chain, or a record that equal claims contend for, may be another claim's. Taken while our own
         // submission can still arrive, it would make that claim look absent, and both calls would be made again.
         if young && (contested.is_some() || (rivals && !case.over)) {
@@ -387,6 +403,12 @@ impl UnknownOutcomes {
         }
     }
 
+    /// Whether what the relayer has of its submission may still be unsigned: a relayer gives such a record up after two
+    /// minutes.
+    fn is_young(&self, unresolved: &UnresolvedClaim) -> bool {
+        self.passed_since(unresolved.claim.at) < self.guarded.timings.unproven_wait
+    }
+
     /// Time that has certainly passed since `at`.
     fn passed_since(&self, at: Timestamp) -> Duration {
         self.guarded.clock.passed_since(at)
@@ -408,9 +430,13 @@ impl UnknownOutcomes {
                 return Ok(());
             }
             // If the record belongs to an equal row, so may the transaction. A row of another call got it by an exchanged
-            // answer, and the transaction is not its own.
+            // answer, and the transaction is not its own. An equal row that has left the record has been sent to another
+            // relayer since, and does not come back for it: this row may have what the record made.
             let owner = self.guarded.store.find_bound(&record.tx_id).await?;
-            if owner.is_some_and(|owner| is_equal(&owner, &unresolved.row)) {
+            let has_left = |owner: &Transaction| {
+                owner.binding.as_ref().is_none_or(|binding| binding.tx_id != record.tx_id) && !self.is_young(unresolved)
+            };
+            if owner.is_some_and(|owner| is_equal(&owner, &unresolved.row) && !has_left(&owner)) {
                 return self.postpone(std::slice::from_ref(unresolved), CONTESTED).await;
             }
         }

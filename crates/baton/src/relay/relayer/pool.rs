@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::client::RelayerClient;
 use crate::clock::Clock;
 use crate::config::RoutingSettings;
-use crate::relay::relayer::routing::{NoChoice, RelayerView, Router, Sent, Skipped};
+use crate::relay::relayer::routing::{ChainId, NoChoice, RelayerView, Router, Sent, Skipped};
 use crate::relay::state::transaction::RelayerUrl;
 use crate::relay::store::TransactionStore;
 
@@ -120,6 +120,15 @@ impl Pool {
         let index = self.clients.iter().position(|client| client.url() == url)?;
         self.router().asked(index, self.clock.instant());
         Some(Arc::clone(&self.clients[index]))
+    }
+
+    /// The id of the chain that this relayer sends to, if it has told.
+    pub fn told_chain_id(&self, url: &RelayerUrl) -> Option<u64> {
+        let index = self.clients.iter().position(|client| client.url() == url)?;
+        match self.router().chain_id(index) {
+            ChainId::Known(id) => Some(id),
+            ChainId::Unasked | ChainId::NotTold => None,
+        }
     }
 
     /// Every relayer, for one status lookup; `None` if the budget of lookups is used up.

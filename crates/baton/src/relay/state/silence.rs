@@ -16,14 +16,14 @@ const SILENT_SINCE: &str = "batonSilentSince";
 impl Transaction {
     /// Since when its relayer has given no usable answer about it; `None` if the last one was.
     pub fn silent_since(&self) -> Option<Timestamp> {
-        self.relayer_says.as_ref()?.get(SILENT_SINCE)?.as_i64().map(Timestamp)
+        silent_since(self.relayer_says.as_ref())
     }
 
     /// Whether its outcome counts as unknown only because its relayer gives no answer. The relayer has not said that it does
     /// not know it, and may still work on it.
     pub fn is_only_silent(&self) -> bool {
         let forgotten = self.binding.as_ref().and_then(|binding| binding.forgotten_since);
-        self.silent_since().zip(forgotten).is_some_and(|(silent, forgotten)| forgotten >= silent)
+        forgotten.is_some_and(|forgotten| is_only_silent(self.relayer_says.as_ref(), forgotten))
     }
 
     /// Records that its relayer, asked again, gave no usable answer. Once it has been silent for long, the outcome is unknown
@@ -36,7 +36,9 @@ impl Transaction {
         timings: &Timings,
     ) -> Result<Moved, MoveRefused> {
         let binding = self.binding.as_ref().ok_or(MoveRefused::NotPossible("no relayer has it"))?;
-        let since = self.silent_since().unwrap_or(now);
+        // A record that was forgotten before the silence stays so, also if the clocks of two processes differ.
+        let forgotten = binding.forgotten_since.map_or(now, |forgotten| forgotten + Duration::from_millis(1));
+        let since = self.silent_since().unwrap_or_else(|| now.max(forgotten));
         let mut moved = if self.silent_since().is_some() && silent_for >= timings.operator_after {
             let (relayer, tx_id) = (&binding.relayer, &binding.tx_id);
             let why = format!(
@@ -85,6 +87,15 @@ impl Transaction {
         }
         self.relayer_says = Some(says).filter(|says| says.as_object().is_some_and(|fields| !fields.is_empty()));
     }
+}
+
+/// [`Transaction::is_only_silent`] by what is stored of a row that counts as forgotten.
+pub fn is_only_silent(relayer_says: Option<&Value>, forgotten_since: Timestamp) -> bool {
+    silent_since(relayer_says).is_some_and(|silent| forgotten_since >= silent)
+}
+
+fn silent_since(relayer_says: Option<&Value>) -> Option<Timestamp> {
+    relayer_says?.get(SILENT_SINCE)?.as_i64().map(Timestamp)
 }
 
 #[cfg(test)]
@@ -199,5 +210,8 @@ mod tests {
         assert_eq!((silent_again.unknown_since(), silent_again.is_only_silent()), (Some(now), false));
         let heard = silent_again.answered(Timestamp(2_900_000)).unwrap().transaction;
         assert_eq!(heard.unknown_since(), Some(now), "it has not said that it knows it");
+        // Another process, whose clock is behind, asks at the same time.
+        let asked_at_once = unanswered_at(&row, &[1999, 2800]);
+        assert_eq!((asked_at_once.unknown_since(), asked_at_once.is_only_silent()), (Some(now), false));
     }
 }

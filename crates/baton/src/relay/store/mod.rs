@@ -122,9 +122,15 @@ pub trait TransactionStore: Send + Sync + 'static {
     /// Rows that are bound to that relayer and not final, in no order.
     async fn open_at(&self, relayer: &RelayerUrl, max: usize) -> Result<Vec<Transaction>, StoreError>;
 
-    /// Number of rows bound to that relayer, not final, that it has forgotten since then although they were bound to it for
-    /// less than `kept`. It deletes older records itself.
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError>;
+    /// The records of rows bound to that relayer, not final, that have counted as forgotten since then although they were
+    /// bound for less than `kept` (it deletes older records itself), in no order.
+    async fn forgotten_at(
+        &self,
+        relayer: &RelayerUrl,
+        since: Timestamp,
+        kept: Duration,
+        max: usize,
+    ) -> Result<Vec<ForgottenRecord>, StoreError>;
 
     /// Which of these nonces of a relayer are of transactions bound there, and of which.
     async fn nonce_owners(&self, relayer: &RelayerUrl, nonces: &[u64])
@@ -239,6 +245,17 @@ pub struct BoundRecord {
     pub at: Timestamp,
     /// The account that the relayer named for it.
     pub account: Option<String>,
+}
+
+/// A relayer's record whose row counts as forgotten.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForgottenRecord {
+    /// The relayer's id.
+    pub tx_id: RelayerTxId,
+    /// When the row was bound to it, by the store's clock.
+    pub at: Timestamp,
+    /// Whether the relayer only gives no answer about it. It has not said that it does not know it.
+    pub only_silent: bool,
 }
 
 /// A place in the list: a row's creation time and its id. Ids alone would not do: an imported row has its relayer's.

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::request::forward::Forward;
+use crate::relay::state::silence;
 use crate::relay::state::transaction::{
     Binding, Claim, ConsumerId, FailedBy, Kind, Progress, RelayerTxId, RelayerUrl, Status, Step, Transaction,
     TransactionId, UnknownCause, UnknownOutcome,
@@ -16,6 +17,8 @@ use crate::timestamp::Timestamp;
 
 /// Maximum entries of a timeline. Ignored webhooks stop earlier, which leaves room for alarms.
 const TIMELINE_ENTRIES_MAX: u32 = 2000;
+/// The same for alarms: a full timeline must still remember that they were raised.
+const TIMELINE_ALARMS_MAX: u32 = 2100;
 const TIMELINE_IGNORED_MAX: u32 = 200;
 /// A client decides how often it is notified, and must not fill the timeline before an alarm.
 const TIMELINE_NOTIFIED_MAX: u32 = 1000;
@@ -28,6 +31,9 @@ pub(super) fn timeline_max(step: &Step) -> u32 {
     match step.action {
         "webhook-ignored" => TIMELINE_IGNORED_MAX,
         "notified" | "notification-failed" | "notification-given-up" => TIMELINE_NOTIFIED_MAX,
+        "double-send" | "failed-but-executed" => TIMELINE_ALARMS_MAX,
+        // Written once, so that there is always room for it.
+        "unfounded-confirmation" => TIMELINE_ALARMS_MAX + 1,
         _ => TIMELINE_ENTRIES_MAX,
     }
 }
@@ -74,6 +80,12 @@ pub(super) struct RawRow {
 /// The relayer's account as it is stored, with the token of the claim that it was listed for.
 pub(super) fn claimed_account(claim: &Claim) -> Option<String> {
     claim.account.map(|account| format!("{} {}", claim.token, account.to_checksum(None)))
+}
+
+/// Whether a row that counts as forgotten is only silent, by its stored columns.
+pub(super) fn is_only_silent(relayer_says: Option<&str>, forgotten_since: Timestamp) -> bool {
+    let says = relayer_says.and_then(|text| serde_json::from_str(text).ok());
+    silence::is_only_silent(says.as_ref(), forgotten_since)
 }
 
 impl RawRow {
@@ -188,5 +200,14 @@ mod tests {
         for action in ["notified", "notification-failed", "notification-given-up", "webhook-ignored"] {
             assert!(max(action) <= max("double-send") / 2, "{action}");
         }
+    }
+
+    #[test]
+    fn a_full_timeline_still_has_room_for_alarms() {
+        let max = |action| timeline_max(&Step::new(action, ""));
+        for action in ["progress", "webhook-ignored", "notified", "outcome-unknown", "waiting"] {
+            assert!(max(action) < max("double-send") && max(action) < max("failed-but-executed"), "{action}");
+        }
+        assert!(max("unfounded-confirmation") > max("double-send").max(max("failed-but-executed")));
     }
 }

@@ -43,8 +43,8 @@ use self::pool::Pool;
 use self::values::{Value, bind_all};
 use super::row::{PAGE_BYTES_MAX, timeline_max};
 use super::{
-    Accepted, BoundRecord, Due, Filter, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows,
-    Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, ForgottenRecord, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
+    RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
@@ -397,8 +397,14 @@ impl TransactionStore for MySqlStore {
         self.rows_open_at(relayer, max).await
     }
 
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
-        self.count_forgotten_at(relayer, since, kept).await
+    async fn forgotten_at(
+        &self,
+        relayer: &RelayerUrl,
+        since: Timestamp,
+        kept: Duration,
+        max: usize,
+    ) -> Result<Vec<ForgottenRecord>, StoreError> {
+        self.records_forgotten_at(relayer, since, kept, max).await
     }
 
     async fn nonce_owners(

@@ -10,7 +10,8 @@ use super::outcome::work;
 use super::values::{Value, bind_all};
 use super::{ASKED_MAX, MySqlStore};
 use crate::relay::state::transaction::{RelayerTxId, RelayerUrl, Transaction, TransactionId};
-use crate::relay::store::{BoundRecord, StoreError};
+use crate::relay::store::row::is_only_silent;
+use crate::relay::store::{BoundRecord, ForgottenRecord, StoreError};
 use crate::timestamp::Timestamp;
 
 impl MySqlStore {
@@ -45,20 +46,33 @@ impl MySqlStore {
         self.rows(SQL, &[Value::Text(relayer.0.clone()), Value::from(max)]).await
     }
 
-    pub(super) async fn count_forgotten_at(
+    pub(super) async fn records_forgotten_at(
         &self,
         relayer: &RelayerUrl,
         since: Timestamp,
         kept: Duration,
-    ) -> Result<u64, StoreError> {
-        const SQL: &str = "SELECT COUNT(*) FROM transactions WHERE in_doubt = 1 AND waits_for = 'bound' \
-             AND forgotten_since >= ? AND oz_relayer_url = ? AND TIMESTAMPDIFF(SECOND, bound_at, forgotten_since) < ?";
-        let values = &[Value::from(since), Value::Text(relayer.0.clone()), Value::Count(kept.as_secs())];
-        let counted: i64 = self
-            .pool
-            .read(work!(connection => bind_all(sqlx::query(SQL), values).fetch_one(connection).await?.try_get(0)))
-            .await?;
-        Ok(u64::try_from(counted).unwrap_or(0))
+        max: usize,
+    ) -> Result<Vec<ForgottenRecord>, StoreError> {
+        const SQL: &str = "SELECT ozRelayerTxId, bound_at, forgotten_since, relayer_says FROM transactions \
+             WHERE in_doubt = 1 AND waits_for = 'bound' AND forgotten_since >= ? AND oz_relayer_url = ? \
+             AND TIMESTAMPDIFF(SECOND, bound_at, forgotten_since) < ? LIMIT ?";
+        let (relayer, kept) = (Value::Text(relayer.0.clone()), Value::Count(kept.as_secs()));
+        let values = &[Value::from(since), relayer, kept, Value::from(max)];
+        self.pool
+            .read(work!(connection => {
+                let rows = bind_all(sqlx::query(SQL), values).fetch_all(connection).await?;
+                let read = |row: &MySqlRow| {
+                    let moment = |index: usize| row.try_get(index).map(|at| Timestamp(milliseconds(at)));
+                    let says: Option<String> = row.try_get_unchecked(3)?;
+                    Ok(ForgottenRecord {
+                        tx_id: RelayerTxId(row.try_get(0)?),
+                        at: moment(1)?,
+                        only_silent: is_only_silent(says.as_deref(), moment(2)?),
+                    })
+                };
+                rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()
+            }))
+            .await
     }
 
     pub(super) async fn owners_of_nonces(

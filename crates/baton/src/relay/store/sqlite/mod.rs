@@ -32,8 +32,9 @@ use self::idempotency_keys::key_owner;
 use self::statements::{RecordOwner, accept, add_step, has_early, own_record, records_are_free, take_record};
 use super::row::{PAGE_BYTES_MAX, RawRow};
 use super::{
-    Accepted, BoundRecord, Due, Filter, IdempotencyKey, KeyOwner, NewTransaction, RELAYER_TX_ID_UNIQUE, RecentSince,
-    RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts, TransactionStore,
+    Accepted, BoundRecord, Due, Filter, ForgottenRecord, IdempotencyKey, KeyOwner, NewTransaction,
+    RELAYER_TX_ID_UNIQUE, RecentSince, RelayerRows, Saved, StoreError, TimelineEntry, TransactionCounts,
+    TransactionStore,
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
@@ -418,8 +419,14 @@ impl TransactionStore for SqliteStore {
         self.rows_open_at(relayer, max).await
     }
 
-    async fn forgotten_at(&self, relayer: &RelayerUrl, since: Timestamp, kept: Duration) -> Result<u64, StoreError> {
-        self.count_forgotten_at(relayer, since, kept).await
+    async fn forgotten_at(
+        &self,
+        relayer: &RelayerUrl,
+        since: Timestamp,
+        kept: Duration,
+        max: usize,
+    ) -> Result<Vec<ForgottenRecord>, StoreError> {
+        self.records_forgotten_at(relayer, since, kept, max).await
     }
 
     async fn nonce_owners(

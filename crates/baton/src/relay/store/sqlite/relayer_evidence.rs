@@ -7,7 +7,8 @@ use rusqlite::params;
 use super::SqliteStore;
 use super::columns::COLUMNS;
 use crate::relay::state::transaction::{RelayerTxId, RelayerUrl, Transaction, TransactionId};
-use crate::relay::store::{BoundRecord, StoreError};
+use crate::relay::store::row::is_only_silent;
+use crate::relay::store::{BoundRecord, ForgottenRecord, StoreError};
 use crate::timestamp::Timestamp;
 
 impl SqliteStore {
@@ -40,21 +41,31 @@ impl SqliteStore {
         self.rows(sql, vec![Box::new(relayer.0.clone()), Box::new(i64::try_from(max).unwrap_or(i64::MAX))]).await
     }
 
-    pub(super) async fn count_forgotten_at(
+    pub(super) async fn records_forgotten_at(
         &self,
         relayer: &RelayerUrl,
         since: Timestamp,
         kept: Duration,
-    ) -> Result<u64, StoreError> {
-        let (relayer, kept) = (relayer.0.clone(), i64::try_from(kept.as_millis()).unwrap_or(i64::MAX));
+        max: usize,
+    ) -> Result<Vec<ForgottenRecord>, StoreError> {
+        let (relayer, max) = (relayer.0.clone(), i64::try_from(max).unwrap_or(i64::MAX));
+        let kept = i64::try_from(kept.as_millis()).unwrap_or(i64::MAX);
         self.read(move |connection| {
-            connection
-                .prepare_cached(
-                    "SELECT COUNT(*) FROM transactions INDEXED BY transactions_forgotten \
-                     WHERE status = 'submitted' AND forgotten_since IS NOT NULL AND forgotten_since >= ?2 \
-                     AND relayer_url = ?1 AND forgotten_since - bound_at < ?3",
-                )?
-                .query_row(params![relayer, since.0, kept], |row| row.get(0))
+            let mut statement = connection.prepare_cached(
+                "SELECT relayer_tx_id, bound_at, forgotten_since, relayer_says \
+                 FROM transactions INDEXED BY transactions_forgotten \
+                 WHERE status = 'submitted' AND forgotten_since IS NOT NULL AND forgotten_since >= ?2 \
+                 AND relayer_url = ?1 AND forgotten_since - bound_at < ?3 LIMIT ?4",
+            )?;
+            let records = statement.query_map(params![relayer, since.0, kept, max], |row| {
+                let (forgotten, says): (i64, Option<String>) = (row.get(2)?, row.get(3)?);
+                Ok(ForgottenRecord {
+                    tx_id: RelayerTxId(row.get(0)?),
+                    at: Timestamp(row.get(1)?),
+                    only_silent: is_only_silent(says.as_deref(), Timestamp(forgotten)),
+                })
+            })?;
+            records.collect()
         })
         .await
     }
