@@ -29,10 +29,9 @@ impl World {
         if let (Some(claim), Some(now_claim)) = (&before.claim, &next.claim)
             && claim.unknown.is_none()
             && claim.token != now_claim.token
-            && self.unanswered_claims.contains(&claim.token)
-            // Before, its owner may have had no heartbeat for lack of answers.
-            && self.now - claim.at.0 > 60_000
-            && !self.has(Fault::Freeze)
+            // Earlier, its owner may have had no heartbeat for lack of answers.
+            && self.unanswered_claims.iter().any(|(token, at)| *token == claim.token && self.now - at > 60_000)
+            && !(self.was_made_with(Fault::Freeze) || self.was_made_with(Fault::Panic))
             && self.processes.iter().any(|process| process.id == claim.consumer && process.alive && !process.starved)
         {
             self.fail(format!("t{index}: {} left a claim under which it sent nothing", claim.consumer));

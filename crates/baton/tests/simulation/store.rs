@@ -188,9 +188,11 @@ impl TransactionStore for SimStore {
     async fn save(&self, moved: &Moved) -> Result<Saved, StoreError> {
         let saved = self.write(|world| world.save(moved, self.consumer.as_ref())).await;
         if let (Err(StoreError::OutcomeUnknown(_)), Some(claim)) = (&saved, &moved.transaction.claim)
-            && claim.unknown.is_none()
+            && moved.steps.iter().any(|step| step.action == "claimed")
         {
-            self.sim.w().unanswered_claims.push(claim.token);
+            let mut world = self.sim.w();
+            let now = world.now;
+            world.unanswered_claims.push((claim.token, now));
         }
         saved
     }

@@ -236,8 +236,8 @@ pub struct World {
     /// When a relayer is sure to lose its memory.
     pub forget_at: Option<i64>,
     pub store_away: bool,
-    /// The tokens of claims whose save had no answer.
-    pub unanswered_claims: Vec<Uuid>,
+    /// The tokens of claims whose save had no answer, and when that was.
+    pub unanswered_claims: Vec<(Uuid, i64)>,
     pub queue_away: bool,
     pub chain_away: bool,
     /// No more faults.
@@ -398,6 +398,11 @@ impl World {
 
     pub fn has(&self, fault: Fault) -> bool {
         !self.calm && self.faults & (1 << fault as u32) != 0
+    }
+
+    /// Whether it had the fault before the calm.
+    pub fn was_made_with(&self, fault: Fault) -> bool {
+        self.faults & (1 << fault as u32) != 0
     }
 
     pub fn new_id(&mut self) -> u32 {
