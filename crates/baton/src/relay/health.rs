@@ -65,7 +65,8 @@ impl ChainLook {
     /// The end of the last look, which begins here if the one before is long ago.
     fn look_if_due(&self) -> watch::Receiver<()> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.began.is_none_or(|at| self.clock.elapsed(at) >= self.every) {
+        let under_way = last.ends.has_changed().is_ok();
+        if !under_way && last.began.is_none_or(|at| self.clock.elapsed(at) >= self.every) {
             let (running, ends) = watch::channel(());
             let chain = Arc::clone(&self.chain);
             let task = tokio::spawn(async move {

@@ -22,6 +22,7 @@ use crate::relay::chain::account::{AccountReader, AccountTransaction, Receipt};
 use crate::relay::reconcile::chain_owners::Nonces;
 use crate::relay::reconcile::chain_proof::{ChainFinding, judge};
 use crate::relay::relayer::pool::Pool;
+use crate::relay::relayer::routing::ChainId;
 use crate::relay::state::apply_report::{Report, ReportedStatus, Source, Verdict};
 use crate::relay::state::transaction::{MoveRefused, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
 use crate::relay::store::{Saved, StoreError};
@@ -203,7 +204,11 @@ impl ChainCheck {
         if let Some(why) = self.is_elsewhere(&binding.relayer).await? {
             return Ok(ChainCheckResult::Open(why));
         }
-        match judge(&row.call, nonce, &history, &equal) {
+        let finding = judge(&row.call, nonce, &history, &equal);
+        if !matches!(finding, ChainFinding::Executed(_)) && self.is_unasked(&binding.relayer) {
+            return Ok(ChainCheckResult::Open(UNASKED.to_owned()));
+        }
+        match finding {
             ChainFinding::Executed(mined) => {
                 if !self.reader.is_final(mined.block, history.head) {
                     return Ok(ChainCheckResult::Open("it is in a block that is not final yet".to_owned()));
@@ -295,10 +300,16 @@ impl ChainCheck {
     /// Why the chain proves nothing about this relayer's transactions: relayer and chain say which chain they are on, and
     /// differ. The same account has another history there.
     pub(super) async fn is_elsewhere(&self, relayer: &RelayerUrl) -> Result<Option<String>, ChainError> {
-        let Some(told) = self.pool.told_chain_id(relayer) else { return Ok(None) };
+        let Some(ChainId::Known(told)) = self.pool.chain_id_of(relayer) else { return Ok(None) };
         let asked = self.reader.chain_id().await?;
         Ok((told != asked)
             .then(|| format!("the relayer is on the chain with id {told}, and RPC_URL on that with {asked}")))
+    }
+
+    /// Whether this relayer has yet to say which chain it is on, as after each start. Until then the chain may show that
+    /// something was executed, and nothing else: it may be another one.
+    pub(super) fn is_unasked(&self, relayer: &RelayerUrl) -> bool {
+        self.pool.chain_id_of(relayer) == Some(ChainId::Unasked)
     }
 
     pub(super) async fn address(&self, row: &Transaction, relayer: &RelayerUrl) -> Option<Address> {
@@ -411,11 +422,13 @@ impl ChainCheck {
     /// remembers it, and has room for it however full it is.
     async fn unfounded_confirmation(&self, row: &Transaction) -> Result<(), StoreError> {
         let step = Step::new("unfounded-confirmation", "the relayer says confirmed, and the chain does not have it");
+        let judged = row.binding.as_ref().map(|binding| &binding.tx_id);
         loop {
             // Saved with the version from before the timeline was read: of two that look at once, one starts over and finds it.
             let Some(row) = self.guarded.store.get(row.id).await? else { return Ok(()) };
             let timeline = self.guarded.store.timeline(row.id).await?;
-            if timeline.iter().any(|entry| entry.action == step.action) {
+            let moved_on = row.status.is_final() || row.binding.as_ref().map(|binding| &binding.tx_id) != judged;
+            if moved_on || timeline.iter().any(|entry| entry.action == step.action) {
                 return Ok(());
             }
             let noted = row.noted(step.clone(), self.guarded.clock.now());
@@ -484,6 +497,7 @@ fn since(row: &Transaction, said: Option<&Report>) -> Timestamp {
 }
 
 /// Why a call that was made settles nothing yet.
+pub(super) const UNASKED: &str = "the relayer has not told yet which chain it is on";
 pub(super) const CONTESTED: &str = "the call was made, by an equal transaction or by this one";
 
 const MOVED: MoveRefused = MoveRefused::NotPossible("it has moved meanwhile");

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 
 use alloy_primitives::Address;
 
-use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, ChainCheckError};
+use super::chain_check::{CLOCK_MARGIN, CONTESTED, ChainCheck, ChainCheckError, UNASKED};
 use super::chain_proof::{ChainFinding, EqualRows, candidates, judge, open_nonces, unsettled_nonces};
 use super::relayer_list::{RelayerListing, SignedRecord};
 use crate::mutations::Mutation;
@@ -99,6 +99,9 @@ impl ChainCheck {
             }
             ChainFinding::Contested => return Ok(ClaimOnChain::Undecided(CONTESTED.to_owned())),
             ChainFinding::NonceLost(_) | ChainFinding::Open | ChainFinding::Unproven(_) => {}
+        }
+        if self.is_unasked(&claim.relayer) {
+            return Ok(ClaimOnChain::Undecided(UNASKED.to_owned()));
         }
         let Some(shown) = shown else {
             return Ok(ClaimOnChain::Open("the relayer gives no list".to_owned()));

@@ -29,6 +29,7 @@ use crate::relay::chain::Chain;
 use crate::relay::chain::account::AccountReader;
 use crate::relay::relayer::client::RelayerClient;
 use crate::relay::relayer::pool::{Pool, PoolSettings};
+use crate::relay::relayer::routing::ChainId;
 use crate::relay::relayer::wire::read_record;
 use crate::relay::request::call::DirectRequest;
 use crate::relay::state::apply_report::{Report, Source, Verdict};
@@ -203,7 +204,17 @@ struct World {
 
 impl World {
     /// Two relayers, of which the account is `K1` and `K2`.
+    /// With relayers that do not tell which chain they are on.
     async fn new() -> Self {
+        let world = Self::unasked().await;
+        for relayer in ["http://r1", "http://r2"] {
+            world.pool.learn_chain_id(&RelayerUrl(relayer.to_owned()), ChainId::NotTold);
+        }
+        world
+    }
+
+    /// With relayers that were not asked yet which chain they are on.
+    async fn unasked() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let database = Database::open(&directory.path().join("baton.db")).unwrap();
         let store: Arc<dyn TransactionStore> = Arc::new(SqliteStore::open(&database).await.unwrap());
@@ -650,7 +661,7 @@ async fn an_unfounded_confirmation_is_raised_once_also_if_the_timeline_is_full_o
 #[tokio::test]
 async fn another_chain_than_the_relayers_proves_nothing() {
     for (relayers_chain, is_elsewhere) in [(None, false), (Some(1), false), (Some(5), true)] {
-        let world = World::new().await;
+        let world = World::unasked().await;
         world.relayer("r1", |relayer| (relayer.nonce, relayer.chain_id) = (1, relayers_chain));
         let watching = CancellationToken::new();
         let watch = tokio::spawn({
@@ -659,7 +670,7 @@ async fn another_chain_than_the_relayers_proves_nothing() {
         });
         let url = RelayerUrl("http://r1".into());
         let told = async {
-            while relayers_chain.is_some() && world.pool.told_chain_id(&url).is_none() {
+            while world.pool.chain_id_of(&url) == Some(ChainId::Unasked) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -682,6 +693,42 @@ async fn another_chain_than_the_relayers_proves_nothing() {
         let judged = world.judged(&lost, vec![], 1).await;
         assert_eq!(judged.contains("the relayer is on the chain with id 5"), is_elsewhere, "{judged}");
     }
+}
+
+/// As after each start, and while the relayer does not answer the question: it may be on another chain.
+#[tokio::test]
+async fn nothing_is_given_up_before_the_relayer_has_told_its_chain() {
+    let world = World::unasked().await;
+    world.mine(K1, 0, 9);
+    let row = world.bound(1, "r1", "oz-1", K1, world.ago(900));
+    world.insert(std::slice::from_ref(&row)).await;
+    let said = report(&json!({ "id": "oz-1", "status": "failed", "status_reason": "lost", "nonce": 0, "from": K1 }));
+    world.relayer("r1", |relayer| relayer.nonce = 1);
+    let lost = world.lost(1, "r1", world.ago(600));
+    for (told, gives_up) in [(ChainId::Unasked, false), (ChainId::NotTold, true)] {
+        world.pool.learn_chain_id(&RelayerUrl("http://r1".into()), told);
+        let judged = world.judged(&lost, vec![], 1).await;
+        assert_eq!(judged.contains("has not told yet"), !gives_up, "{judged}");
+        let settled = world.chain.settle(&world.stored(&row).await, RelayerStatement::Says(&said)).await.unwrap();
+        assert_eq!(world.stored(&row).await.binding.is_none(), gives_up, "{settled:?}");
+    }
+}
+
+/// The relayer has sent the call again, and says that this one is confirmed too, before the chain has shown the first.
+#[tokio::test]
+async fn a_second_confirmation_while_the_chain_is_asked_raises_the_alarm_once() {
+    let world = World::new().await;
+    let row = world.bound(1, "r1", "oz-1", K1, world.ago(900));
+    world.insert(std::slice::from_ref(&row)).await;
+    for (nonce, hash) in [(5, 1), (6, 2), (6, 2)] {
+        let hash = B256::repeat_byte(hash);
+        let said = json!({ "id": "oz-1", "status": "confirmed", "nonce": nonce, "hash": hash, "from": K1 });
+        world.guarded.apply(row.id, &report(&said), Origin::Webhook).await.unwrap();
+    }
+    let timeline = world.guarded.store.timeline(row.id).await.unwrap();
+    let alarms: Vec<_> = timeline.iter().filter(|entry| entry.action == "double-send").collect();
+    assert_eq!(alarms.len(), 1, "{timeline:?}");
+    assert!(alarms[0].detail.contains(&B256::repeat_byte(2).to_string()), "{alarms:?}");
 }
 
 /// Two URLs lead to relayers with one key, each of which says that it has sent the call with this nonce.

@@ -215,7 +215,9 @@ impl UnknownOutcomes {
             let recent = now.since(record.at) < retained && !record.tx_id.0.starts_with("chain:");
             record.only_silent && recent && !witnesses.iter().any(|witness| witness.tx_id == record.tx_id)
         };
-        let silent = forgotten().await?.into_iter().filter(is_silent).map(|record| record.tx_id);
+        let silent = forgotten().await?;
+        let too_many = silent.len() >= FORGOTTEN_COMPARED_MAX;
+        let silent = silent.into_iter().filter(is_silent).map(|record| record.tx_id);
         let silent: Vec<RelayerTxId> = silent.collect();
         let calls: Vec<&Call> = cases.iter().map(|case| &case.row.call).collect();
         let coverage = Coverage {
@@ -234,7 +236,10 @@ impl UnknownOutcomes {
             let forgotten = forgotten().await?;
             if forgotten.iter().any(|record| !record.only_silent) {
                 listing.unproven = Some("the relayer has forgotten transactions since then");
-            } else if forgotten.len() >= FORGOTTEN_COMPARED_MAX {
+            } else if too_many
+                || forgotten.len() >= FORGOTTEN_COMPARED_MAX
+                || forgotten.iter().filter(|record| is_silent(record)).any(|record| !silent.contains(&record.tx_id))
+            {
                 listing.unproven = Some("the relayer has given no answer about too many transactions since then");
             }
         }

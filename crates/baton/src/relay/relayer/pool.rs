@@ -122,13 +122,17 @@ impl Pool {
         Some(Arc::clone(&self.clients[index]))
     }
 
-    /// The id of the chain that this relayer sends to, if it has told.
-    pub fn told_chain_id(&self, url: &RelayerUrl) -> Option<u64> {
+    /// What this relayer has told of the chain that it sends to; `None` if it is not configured.
+    pub fn chain_id_of(&self, url: &RelayerUrl) -> Option<ChainId> {
         let index = self.clients.iter().position(|client| client.url() == url)?;
-        match self.router().chain_id(index) {
-            ChainId::Known(id) => Some(id),
-            ChainId::Unasked | ChainId::NotTold => None,
-        }
+        Some(self.router().chain_id(index))
+    }
+
+    /// Takes this for its answer.
+    #[cfg(test)]
+    pub fn learn_chain_id(&self, url: &RelayerUrl, answer: ChainId) {
+        let index = self.clients.iter().position(|client| client.url() == url).expect("it is configured");
+        self.router().learn_chain_id(index, answer);
     }
 
     /// Every relayer, for one status lookup; `None` if the budget of lookups is used up.

@@ -143,7 +143,7 @@ impl Transaction {
         }
         match report.status {
             ReportedStatus::Unknown => Verdict::Ignore("an unknown status"),
-            ReportedStatus::Open(progress) => match self.second_send(report).filter(|_| self.is_said_confirmed()) {
+            ReportedStatus::Open(progress) => match self.second_send_before_end(report) {
                 Some(step) => Verdict::DoubleSend(step),
                 None => self.progressed(report, progress, source, now, timings),
             },
@@ -415,9 +415,11 @@ impl Transaction {
         sent_again.then(|| Step::new("double-send", detail))
     }
 
-    /// Whether its relayer has called it confirmed, and the chain is being asked.
-    fn is_said_confirmed(&self) -> bool {
-        self.relayer_says.as_ref().is_some_and(|says| says["status"] == ReportedStatus::Confirmed.name())
+    /// The same while the chain is being asked whether the first one is confirmed.
+    pub fn second_send_before_end(&self, report: &Report) -> Option<Step> {
+        let says_confirmed =
+            self.relayer_says.as_ref().is_some_and(|says| says["status"] == ReportedStatus::Confirmed.name());
+        self.second_send(report).filter(|_| says_confirmed && !self.status.is_final())
     }
 
     fn failed_at_relayer(&self, report: &Report, reason: &str, mode: RelayMode, now: Timestamp) -> Moved {

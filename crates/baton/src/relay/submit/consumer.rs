@@ -324,8 +324,13 @@ impl Consumer {
     async fn release_unanswered(&self, id: TransactionId, token: Uuid) -> Result<(), StoreError> {
         let now = self.guarded.clock.now();
         let reason = "nothing was sent: the store gave no answer to the claim";
-        self.guarded.persist_current(id, |row| row.release(token, reason, now, &self.guarded.timings)).await?;
-        Ok(())
+        let timings = &self.guarded.timings;
+        let released = self.guarded.persist_current(id, |row| match &row.claim {
+            // The commit may still be under way. This save waits for it or moves the row's version before it.
+            None => row.check_later(row.check_at.unwrap_or(now + timings.pending_check), now),
+            Some(_) => row.release(token, reason, now, timings),
+        });
+        released.await.map(drop)
     }
 
     /// The relayer has it: stores its id. Early webhooks about that id are applied with the save.

@@ -19,6 +19,7 @@ use crate::relay::state::transaction::{MoveRefused, Moved, NextStep, RelayerTxId
 use crate::relay::store::{Saved, StoreError, TransactionStore};
 use crate::relay::update::cache::Cache;
 use crate::relay::update::view;
+use crate::timestamp::Timestamp;
 
 /// The transactions of this process's store, changed only by guarded saves.
 pub struct GuardedStore {
@@ -58,6 +59,16 @@ pub enum Applied {
     Moved,
     /// It was old news or none.
     Ignored,
+}
+
+/// What came of an alarm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alarm {
+    Raised,
+    /// It was raised before.
+    Known,
+    /// The row has moved; nothing was stored.
+    Stale,
 }
 
 /// How a report reached us.
@@ -248,6 +259,12 @@ impl GuardedStore {
             };
             let needs_chain = self.chain_decides && row.needs_chain(report, now, &self.timings);
             if needs_chain && origin != Origin::Chain && !believed {
+                // The second one may have ended, too, before the chain has shown the first.
+                if let Some(step) = row.second_send_before_end(report).filter(|_| report.status.is_over())
+                    && self.raise_double_send(&row, step, now).await? != Alarm::Known
+                {
+                    continue;
+                }
                 match row.ask_chain(report, now) {
                     Ok(moved) if self.save(&row, &moved).await? == Saved::Stale => continue,
                     Ok(_) => return Ok(Applied::Moved),
@@ -263,22 +280,14 @@ impl GuardedStore {
                     }
                     return Ok(Applied::Ignored);
                 }
-                Verdict::DoubleSend(step) => {
-                    // One alarm for each second hash: a relayer repeats its webhooks, and a recorded one can be replayed.
-                    let known = self.store.timeline(id).await?;
-                    if known.iter().any(|entry| entry.action == step.action && entry.detail == step.detail) {
+                Verdict::DoubleSend(step) => match self.raise_double_send(&row, step, now).await? {
+                    Alarm::Stale => continue,
+                    Alarm::Known => {
                         counter!("baton_reports_ignored_total", "source" => source).increment(1);
                         return Ok(Applied::Ignored);
                     }
-                    // Saved with the row's version, so that of two that arrive together one starts over and finds it.
-                    let detail = step.detail.clone();
-                    if self.save(&row, &row.noted(step, now)).await? == Saved::Stale {
-                        continue;
-                    }
-                    counter!("baton_double_sends_total").increment(1);
-                    error!(transactionId = %id, action = "double_send", "{detail}");
-                    return Ok(Applied::Ignored);
-                }
+                    Alarm::Raised => return Ok(Applied::Ignored),
+                },
                 Verdict::Contradicted(moved) => {
                     if self.save(&row, &moved).await? == Saved::Stale {
                         continue;
@@ -298,6 +307,22 @@ impl GuardedStore {
             }
             return Ok(Applied::Moved);
         }
+    }
+
+    /// Raises the alarm, once for each second hash: a relayer repeats its webhooks, and a recorded one can be replayed.
+    async fn raise_double_send(&self, row: &Transaction, step: Step, now: Timestamp) -> Result<Alarm, StoreError> {
+        let known = self.store.timeline(row.id).await?;
+        if known.iter().any(|entry| entry.action == step.action && entry.detail == step.detail) {
+            return Ok(Alarm::Known);
+        }
+        // Saved with the row's version, so that of two that arrive together one starts over and finds it.
+        let detail = step.detail.clone();
+        if self.save(row, &row.noted(step, now)).await? == Saved::Stale {
+            return Ok(Alarm::Stale);
+        }
+        counter!("baton_double_sends_total").increment(1);
+        error!(transactionId = %row.id, action = "double_send", "{detail}");
+        Ok(Alarm::Raised)
     }
 
     /// Applies the webhooks that arrived before the bind.

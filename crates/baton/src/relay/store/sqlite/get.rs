@@ -18,7 +18,17 @@ type Found = Result<Option<RawRow>, StoreError>;
 /// Reads each row; `None` if there is none. A row that cannot be read fails alone.
 pub(super) async fn get_many(database: Database, ids: Vec<TransactionId>) -> Vec<Found> {
     let count = ids.len();
-    let rows = database.read(move |connection| Ok(ids.iter().map(|id| read(connection, *id)).collect::<Vec<_>>()));
+    let rows = database.read(move |connection| {
+        let mut rows: Vec<_> = ids.iter().map(|id| read(connection, *id)).collect();
+        // A connection on which nothing can be read is replaced, as after any read that failed.
+        if rows.iter().all(Result::is_err)
+            && let Some(Err(failure)) = rows.pop()
+        {
+            Err(failure)
+        } else {
+            Ok(rows)
+        }
+    });
     match rows.await {
         Ok(rows) => rows.into_iter().map(|row| row.map_err(|error| store_error(DatabaseError::from(error)))).collect(),
         Err(failure) => {
