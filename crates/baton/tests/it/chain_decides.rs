@@ -17,6 +17,7 @@ use baton::relay::reconcile::chain_check::{ChainCheck, ChainCheckResult, Relayer
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings, Sweep};
 use baton::relay::relayer::client::RelayerClient;
 use baton::relay::relayer::pool::{Pool, PoolSettings};
+use baton::relay::relayer::routing::ChainId;
 use baton::relay::relayer::wire;
 use baton::relay::state::apply_report::{Report, Source, Verdict};
 use baton::relay::state::transaction::{ConsumerId, RelayerTxId, RelayerUrl, Transaction, TransactionId};
@@ -172,6 +173,9 @@ impl Fixture {
             has_chain: true,
         };
         let pool = Pool::new(clients, settings, store, clock);
+        for client in pool.clients() {
+            pool.learn_chain_id(client.url(), ChainId::NotTold);
+        }
         Self { node, guarded, pool, chain, _directory: directory }
     }
 

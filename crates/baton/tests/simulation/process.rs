@@ -15,6 +15,7 @@ use baton::relay::reconcile::chain_check::ChainCheck;
 use baton::relay::reconcile::sweeps::{Reconciler, ReconcilerSettings};
 use baton::relay::relayer::client::RelayerClient;
 use baton::relay::relayer::pool::{Pool, PoolSettings};
+use baton::relay::relayer::routing::ChainId;
 use baton::relay::state::transaction::ConsumerId;
 use baton::relay::store::TransactionStore;
 use baton::relay::submit::consumer::{Consumer, ConsumerSettings};
@@ -87,6 +88,9 @@ fn open(sim: &Sim, consumer: Option<ConsumerId>) -> (Arc<GuardedStore>, Arc<Pool
         has_chain: chain_decides,
     };
     let pool = Pool::new((0..nodes).map(client).collect(), settings, Arc::clone(&guarded.store), clock);
+    for client in pool.clients() {
+        pool.learn_chain_id(client.url(), ChainId::NotTold);
+    }
     (guarded, pool)
 }
 

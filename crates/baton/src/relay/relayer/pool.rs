@@ -128,8 +128,7 @@ impl Pool {
         Some(self.router().chain_id(index))
     }
 
-    /// Takes this for its answer.
-    #[cfg(test)]
+    /// Takes this for its answer; for those that do not [`watch`](Self::watch) it.
     pub fn learn_chain_id(&self, url: &RelayerUrl, answer: ChainId) {
         let index = self.clients.iter().position(|client| client.url() == url).expect("it is configured");
         self.router().learn_chain_id(index, answer);
