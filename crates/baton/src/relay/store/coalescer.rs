@@ -3,8 +3,8 @@
 //! several; a large group, or a slow write, starts another one. Where a write costs much more than an item, a group that
 //! is far smaller than the last one waits up to `gather` for more.
 //!
-//! The stores use this for reads. Writes of the embedded engine are grouped by its writer; on servers the intake uses this
-//! for new rows, and [`super::mysql`] for moves.
+//! The embedded engine groups writes by itself. On servers the intake uses this for new rows, and [`super::mysql`] for
+//! moves and for reads.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,6 @@ mod columns;
 mod counts;
 mod early_webhooks;
 mod forget;
-mod get;
 mod idempotency_keys;
 mod lease;
 mod list;
@@ -38,7 +37,6 @@ use super::{
 };
 use crate::relay::request::forward::Signer;
 use crate::relay::state::transaction::{ConsumerId, Moved, RelayerTxId, RelayerUrl, Step, Transaction, TransactionId};
-use crate::relay::store::coalescer::{Coalescer, Grouping};
 use crate::relay::store::notifications::OrphanedEventScan;
 use crate::timestamp::Timestamp;
 
@@ -46,8 +44,6 @@ use crate::timestamp::Timestamp;
 #[derive(Clone)]
 pub struct SqliteStore {
     database: Database,
-    /// Concurrent reads of rows share a run of one reader.
-    gets: Coalescer<TransactionId, Option<RawRow>>,
     forgotten: OrphanedEventScan,
 }
 
@@ -93,9 +89,7 @@ impl SqliteStore {
     }
 
     fn on(database: &Database) -> Self {
-        let reading = database.clone();
-        let gets = Coalescer::new(Grouping::READS, move |ids| get::get_many(reading.clone(), ids));
-        Self { database: database.clone(), gets, forgotten: OrphanedEventScan::default() }
+        Self { database: database.clone(), forgotten: OrphanedEventScan::default() }
     }
 
     /// Brings the schema up to date; returns how many steps were taken.
@@ -287,8 +281,7 @@ impl TransactionStore for SqliteStore {
     }
 
     async fn get(&self, id: TransactionId) -> Result<Option<Transaction>, StoreError> {
-        // Parsed here, in the caller's task.
-        self.gets.put(id).await?.map(RawRow::read).transpose()
+        self.one(format!("SELECT {COLUMNS} FROM transactions WHERE id = ?1"), vec![Box::new(id.0.into_bytes())]).await
     }
 
     async fn find_bound(&self, tx_id: &RelayerTxId) -> Result<Option<Transaction>, StoreError> {
